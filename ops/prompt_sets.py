@@ -210,7 +210,7 @@ def _template(text: str, slots: dict[str, tuple[str, ...]], where: str) -> Templ
 
 
 def _rounds(prompts: PromptSet, seed: int) -> Iterator[list[str]]:
-    """Round by round, one prompt from each template that has another; the first has the written prompts too."""
+    """Round by round, one more prompt from each template; the first round has the written prompts too."""
     root = f"{prompts.domain}/{seed}"
     sources = [_fillings(t, prompts.slots, Random(f"{root}/{i}")) for i, t in enumerate(prompts.templates)]
     order = Random(f"{root}/order")
