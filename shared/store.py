@@ -1,0 +1,205 @@
+"""What serving and learner share through Redis: traces, adapter blobs, the champion pointer, counters, heartbeats.
+
+Every method raises ServiceDown quickly when Redis is away and works again when it is back, empty or not: groups,
+keys and indexes recreate themselves. Traces are the only thing given up when the server is full. Keys start with
+the prefix, so that several installations can share a server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any, TypeVar, cast
+
+from shared.errors import ServiceDown
+from shared.redis_link import RedisLink, ServerFull
+from shared.stream import Record, StreamDepth, TraceStream
+
+T = TypeVar("T")
+
+BLOBS_KEPT = 4  # newest, besides those of the champion and of the one before it
+RECLAIM_IDLE_MS = 60_000
+_TRIMS = 6  # halvings of the trace stream before a full server is reported
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The version that replicas serve. `number` only ever grows; a rollback is a new, higher number."""
+
+    version: str
+    blob: str  # sha256 of the adapter blob; empty for the base itself
+    base: str  # hash of the immutable base
+    target: str  # fingerprint
+    kind: str
+    number: int
+    previous: str  # version
+    created_at: float  # seconds since the epoch
+
+
+# KEYS champion, previous champion. ARGV pointer, number. 1 when the pointer is now the champion.
+_PROMOTE = """
+local current = redis.call('GET', KEYS[1])
+if current then
+  if current == ARGV[1] then return 1 end
+  local readable, pointer = pcall(cjson.decode, current)
+  if readable and pointer.number and pointer.number >= tonumber(ARGV[2]) then return 0 end
+  redis.call('SET', KEYS[2], current)
+end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+
+# KEYS blob index, champion, previous champion. ARGV number kept, blob key prefix.
+_PRUNE_BLOBS = """
+local named = {}
+for i = 2, 3 do
+  local text = redis.call('GET', KEYS[i])
+  if text then
+    local readable, pointer = pcall(cjson.decode, text)
+    if readable then
+      named[pointer.blob or ''] = true
+      named[pointer.base or ''] = true
+    end
+  end
+end
+for _, old in ipairs(redis.call('ZREVRANGE', KEYS[1], ARGV[1], -1)) do
+  if not named[old] then
+    redis.call('DEL', ARGV[2] .. old)
+    redis.call('ZREM', KEYS[1], old)
+  end
+end
+return 1
+"""
+
+
+class Store:
+    """One installation's keys on one server. Threads may share it; each consumer name belongs to one reader."""
+
+    def __init__(self, url: str, prefix: str, *, reclaim_idle_ms: int = RECLAIM_IDLE_MS) -> None:
+        self._link = RedisLink(url)
+        self._stream = TraceStream(self._link, prefix, reclaim_idle_ms=reclaim_idle_ms)
+        self._champion, self._previous = f"{prefix}:champion", f"{prefix}:champion:previous"
+        self._blob, self._blobs = f"{prefix}:blob:", f"{prefix}:blobs"
+        self._counters, self._statuses = f"{prefix}:counters", f"{prefix}:statuses"
+        self._promote, self._prune_blobs = self._link.script(_PROMOTE), self._link.script(_PRUNE_BLOBS)
+
+    def ping(self) -> bool:
+        return bool(self._link.run(lambda client: client.ping()))
+
+    def close(self) -> None:
+        self._link.close()
+
+    # Traces
+
+    def append_trace(self, data: bytes, *, max_bytes: int) -> str:
+        """Appends a record and returns its id; the oldest make room within about `max_bytes`.
+
+        On a full server the record is not taken and half of the traces are given up.
+        """
+        return self._stream.append(data, max_bytes=max_bytes)
+
+    def read_traces(self, consumer: str, *, count: int, block_ms: int) -> list[Record]:
+        """(id, data) of up to `count` records; see `TraceStream.read`."""
+        return self._stream.read(consumer, count=count, block_ms=block_ms)
+
+    def acknowledge(self, ids: Sequence[str]) -> None:
+        """Says that these records are safe in the learner's durable buffer."""
+        self._stream.acknowledge(ids)
+
+    def dead_letter(self, id: str, data: bytes, reason: str) -> None:
+        """Puts an unreadable record aside (a capped number, truncated to 64 KiB each) and acknowledges it."""
+        self._making_room(lambda: self._stream.dead_letter(id, data, reason))
+
+    def stream_depth(self) -> StreamDepth:
+        return self._stream.depth()
+
+    # Champion and blobs
+
+    def put_blob(self, blob: bytes) -> str:
+        """Stores a blob under its sha256, which it returns. Older ones go, but never those that a pointer names."""
+        digest = sha256(blob).hexdigest()
+
+        def write(client: Any) -> None:
+            # Not in the script below: Lua would hold a second copy of the blob.
+            with client.pipeline(transaction=True) as batch:
+                batch.set(self._blob + digest, blob)
+                batch.zadd(self._blobs, {digest: time.time()})
+                batch.execute()
+
+        self._making_room(lambda: self._link.run(write))
+        self._prune_blobs([self._blobs, self._champion, self._previous], [BLOBS_KEPT, self._blob])
+        return digest
+
+    def get_blob(self, hash: str) -> bytes | None:
+        """The bytes as they are stored; whoever loads them checks them against the hash."""
+        return cast("bytes | None", self._link.run(lambda client: client.get(self._blob + hash)))
+
+    def set_champion(self, champion: Champion) -> bool:
+        """Points replicas to `champion`, in one step. False, and no change, unless its number is the highest yet."""
+        text = json.dumps(asdict(champion), sort_keys=True)
+        arguments = [text, champion.number]
+        return bool(self._making_room(lambda: self._promote([self._champion, self._previous], arguments)))
+
+    def champion(self) -> Champion | None:
+        text = self._link.run(lambda client: client.get(self._champion))
+        if text is None:
+            return None
+        try:
+            return Champion(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise ServiceDown(f"the champion pointer {self._champion} is unreadable: {error}") from error
+
+    # Counters and heartbeats
+
+    def put_counters(
+        self, replica: str, epoch: str, counters: Mapping[str, float], *, ttl_s: int = 86400
+    ) -> None:
+        """Replaces the cumulative counters of one run (`epoch`) of a replica."""
+        self._put(self._counters, json.dumps([replica, epoch]), dict(counters), ttl_s)
+
+    def counters(self) -> dict[tuple[str, str], dict[str, float]]:
+        """(replica, epoch) -> counters, ended epochs included until they expire."""
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for member, values in self._all(self._counters).items():
+            replica, epoch = json.loads(member)
+            found[replica, epoch] = {name: float(value) for name, value in values.items()}
+        return found
+
+    def put_status(self, name: str, status: Mapping[str, Any], *, ttl_s: int) -> None:
+        """Replaces a heartbeat (small, JSON); it vanishes after `ttl_s` unless renewed."""
+        self._put(self._statuses, name, dict(status), ttl_s)
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        return self._all(self._statuses)
+
+    def _put(self, index: str, member: str, values: dict[str, Any], ttl_s: int) -> None:
+        text, now = json.dumps(values), time.time()
+
+        def write(client: Any) -> None:
+            with client.pipeline(transaction=True) as batch:
+                batch.set(f"{index}:{member}", text, ex=ttl_s)
+                batch.zadd(index, {member: now + ttl_s})
+                # An hour's grace: the clocks of the writers need not agree.
+                batch.zremrangebyscore(index, "-inf", now - 3600)
+                batch.execute()
+
+        self._making_room(lambda: self._link.run(write))
+
+    def _all(self, index: str) -> dict[str, dict[str, Any]]:
+        def read(client: Any) -> dict[str, dict[str, Any]]:
+            members = [member.decode() for member in client.zrange(index, 0, -1)]
+            texts = client.mget([f"{index}:{member}" for member in members]) if members else []
+            return {m: json.loads(text) for m, text in zip(members, texts, strict=True) if text is not None}
+
+        return self._link.run(read)
+
+    def _making_room(self, write: Callable[[], T]) -> T:
+        for _ in range(_TRIMS):
+            try:
+                return write()
+            except ServerFull:
+                self._stream.trim_half()
+        return write()

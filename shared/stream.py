@@ -1,0 +1,214 @@
+"""The trace stream: appended under a byte cap, read by one consumer group, acknowledged, counted.
+
+Invariant: appended = delivered + lag + trimmed before delivery. Each of these changes in the same Lua script as the
+stream itself, so that a crash cannot bend the counts. Delivery is at least once: a record comes again until it is
+acknowledged, and whoever reads keeps each stream id once. It does not know what a record holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import ServiceDown
+from shared.redis_link import NoGroup, RedisLink, ServerFull
+
+GROUP = "learner"
+BLOCK_SLICE_MS = 500  # one blocking read; must stay below the socket timeout
+DEAD_KEEP = 256  # dead letters kept
+DEAD_BYTES = 65536  # of each
+
+# KEYS stream, meta. ARGV data, byte cap. The mean follows the record sizes over the last few dozen records; it is
+# kept on the server because all replicas trim the one stream.
+_APPEND = """
+local size = #ARGV[1] + 64
+local mean = tonumber(redis.call('HGET', KEYS[2], 'mean_bytes') or size)
+mean = mean + (size - mean) / 32
+local keep = math.max(1, math.floor(tonumber(ARGV[2]) / math.max(mean, 1)))
+local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', keep, '*', 'd', ARGV[1])
+redis.call('HSET', KEYS[2], 'mean_bytes', tostring(mean))
+redis.call('HINCRBY', KEYS[2], 'appended', 1)
+return id
+"""
+
+# A group that is made anew delivers what the stream still holds once more, so those records count as undelivered.
+_CREATE = """
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+if made.err then
+  if string.find(made.err, 'BUSYGROUP') then return 0 end
+  return made
+end
+local delivered = tonumber(redis.call('HGET', KEYS[2], 'delivered') or 0)
+local appended = tonumber(redis.call('HGET', KEYS[2], 'appended') or 0)
+local gone = math.max(0, appended - redis.call('XLEN', KEYS[1]))
+redis.call('HSET', KEYS[2], 'delivered', math.min(delivered, gone))
+return 1
+"""
+
+# KEYS stream, meta. ARGV group, consumer, count, after. Own pending records whose data were trimmed come back
+# without data: they are acknowledged here, and counted.
+_OWN = """
+local reply = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], ARGV[4])
+local found, last = {}, false
+for _, entry in ipairs((reply and reply[1] and reply[1][2]) or {}) do
+  last = entry[1]
+  if entry[2] then
+    found[#found + 1] = entry
+  else
+    redis.call('XACK', KEYS[1], ARGV[1], entry[1])
+    redis.call('HINCRBY', KEYS[2], 'trimmed_pending', 1)
+  end
+end
+return {last, found}
+"""
+
+# KEYS stream, meta. ARGV group, consumer, count, idle ms. Takes over what other consumers left unacknowledged.
+_RECLAIM = """
+local from, wanted, ids = '-', tonumber(ARGV[3]), {}
+while #ids < wanted do
+  local page = redis.call('XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[4], from, '+', 200)
+  for _, entry in ipairs(page) do
+    if entry[2] ~= ARGV[2] and #ids < wanted then ids[#ids + 1] = entry[1] end
+  end
+  if #page < 200 then break end
+  from = '(' .. page[#page][1]
+end
+if #ids == 0 then return {} end
+local found = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[4], unpack(ids))
+if #found < #ids then redis.call('HINCRBY', KEYS[2], 'trimmed_pending', #ids - #found) end
+return found
+"""
+
+# KEYS stream, meta. ARGV group, consumer, count. When there is nothing new: the id to wait behind.
+_NEW = """
+local reply = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
+local found = (reply and reply[1] and reply[1][2]) or {}
+if #found > 0 then
+  redis.call('HINCRBY', KEYS[2], 'delivered', #found)
+  return {false, found}
+end
+local info = redis.call('XINFO', 'STREAM', KEYS[1])
+for i = 1, #info, 2 do
+  if info[i] == 'last-generated-id' then return {info[i + 1], {}} end
+end
+"""
+
+Record = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class StreamDepth:
+    """Records in the stream, delivered but unacknowledged, not yet delivered; and, since the server was empty,
+    lost to trimming before they were acknowledged, and given up as unreadable."""
+
+    length: int
+    pending: int
+    lag: int
+    trimmed_unread: int
+    dead: int
+
+
+class TraceStream:
+    """`<prefix>:traces` with its group, its counters (`:traces:meta`) and its dead letters (`<prefix>:dead`)."""
+
+    def __init__(self, link: RedisLink, prefix: str, *, reclaim_idle_ms: int) -> None:
+        self._link = link
+        self._stream, self._meta, self._dead = f"{prefix}:traces", f"{prefix}:traces:meta", f"{prefix}:dead"
+        self._keys = [self._stream, self._meta]
+        self._idle_ms = reclaim_idle_ms
+        self._own_after: dict[str, str | None] = {}  # consumer -> last own pending id seen; None: all seen
+        self._reclaim_at = 0.0  # monotonic seconds
+        self._append, self._create = link.script(_APPEND), link.script(_CREATE)
+        self._own, self._reclaim, self._new = link.script(_OWN), link.script(_RECLAIM), link.script(_NEW)
+
+    def append(self, data: bytes, *, max_bytes: int) -> str:
+        try:
+            return str(self._append(self._keys, [data, max_bytes]).decode())
+        except ServerFull:
+            self.trim_half()
+            raise
+
+    def trim_half(self) -> None:
+        """Gives half of the traces up, so that a full server can take what matters more."""
+        length = self._link.run(lambda client: client.xlen(self._stream))
+        self._link.run(lambda client: client.xtrim(self._stream, maxlen=length // 2, approximate=False))
+
+    def read(self, consumer: str, *, count: int, block_ms: int) -> list[Record]:
+        """Up to `count` records: own pending ones after a start or an outage, then those of dead consumers, then new.
+
+        Waits at most about `block_ms` for new ones; an empty list when none came.
+        """
+        try:
+            return self._read(consumer, count, block_ms)
+        except NoGroup:
+            self._create(self._keys, [GROUP])
+            return self._read(consumer, count, block_ms)
+        except ServiceDown:
+            # The reply may have been lost after the server marked the records as delivered: look again.
+            self._own_after.pop(consumer, None)
+            raise
+
+    def _read(self, consumer: str, count: int, block_ms: int) -> list[Record]:
+        deadline = time.monotonic() + block_ms / 1000
+        after = self._own_after.get(consumer, "0-0")
+        while after is not None:
+            last, found = self._own(self._keys, [GROUP, consumer, count, after])
+            after = last.decode() if last else None
+            self._own_after[consumer] = after
+            if found:
+                return _records(found)
+        if time.monotonic() >= self._reclaim_at:
+            if found := self._reclaim(self._keys, [GROUP, consumer, count, self._idle_ms]):
+                return _records(found)
+            self._reclaim_at = time.monotonic() + self._idle_ms / 12_000
+        while True:
+            newest, found = self._new(self._keys, [GROUP, consumer, count])
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            if found or left_ms <= 0:
+                return _records(found)
+            self._wait(newest, min(left_ms, BLOCK_SLICE_MS))
+
+    def _wait(self, newest: bytes, block_ms: int) -> None:
+        # XREAD and not XREADGROUP: waiting must not deliver, for delivery is counted by the script alone.
+        self._link.run(lambda client: client.xread({self._stream: newest}, count=1, block=max(1, block_ms)))
+
+    def acknowledge(self, ids: Sequence[str]) -> None:
+        if ids:
+            self._link.run(lambda client: client.xack(self._stream, GROUP, *ids))
+
+    def dead_letter(self, id: str, data: bytes, reason: str) -> None:
+        letter = {"id": id, "reason": reason, "size": len(data), "data": data[:DEAD_BYTES]}
+
+        def bury(client: Any) -> None:
+            with client.pipeline(transaction=True) as batch:
+                batch.xadd(self._dead, letter, maxlen=DEAD_KEEP, approximate=False)
+                batch.hincrby(self._meta, "dead", 1)
+                batch.xack(self._stream, GROUP, id)
+                batch.execute()
+
+        self._link.run(bury)
+
+    def depth(self) -> StreamDepth:
+        def look(client: Any) -> tuple[int, list[dict[str, Any]], dict[bytes, bytes]]:
+            with client.pipeline(transaction=True) as batch:
+                batch.xlen(self._stream)
+                batch.xinfo_groups(self._stream)
+                batch.hgetall(self._meta)
+                length, groups, meta = batch.execute(raise_on_error=False)
+            # XINFO of a stream that is not there yet is an error of its own kind: no groups.
+            return length, groups if isinstance(groups, list) else [], meta
+
+        length, groups, meta = self._link.run(look)
+        count = {name.decode(): float(value) for name, value in meta.items()}
+        appended, delivered = int(count.get("appended", 0)), int(count.get("delivered", 0))
+        group = next((g for g in groups if g["name"] == GROUP.encode()), {"pending": 0, "lag": length})
+        # The server may not know its lag, and goes on counting undelivered records that were trimmed.
+        lag = min(length, group["lag"] if group.get("lag") is not None else max(0, appended - delivered))
+        unread = max(0, appended - delivered - lag) + int(count.get("trimmed_pending", 0))
+        return StreamDepth(length, group["pending"], lag, unread, int(count.get("dead", 0)))
+
+
+def _records(entries: list[Any]) -> list[Record]:
+    return [(id.decode(), fields[fields.index(b"d") + 1]) for id, fields in entries]
