@@ -1,0 +1,1 @@
+"""The laws and the parts, tested package by package."""
