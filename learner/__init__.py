@@ -1,0 +1,1 @@
+"""The learner: traces in, a proven better drafter out."""
