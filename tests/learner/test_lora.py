@@ -123,7 +123,7 @@ def test_a_bad_adapter_is_refused_before_a_weight_changes(reason: str, spoil) ->
 @pytest.mark.parametrize("config", [{}, {"rank": 0, "lora_alpha": 8}, {"rank": 4, "lora_alpha": "x"}])
 def test_a_manifest_without_a_scale_is_refused(config: dict[str, object]) -> None:
     _, artifact = trained_adapter()
-    with pytest.raises(ArtifactError, match="config|positive") as caught:
+    with pytest.raises(ArtifactError, match=r"config|positive") as caught:
         merge_lora(tiny_head(), Artifact(replace(artifact.manifest, config=config), artifact.tensors))
     assert caught.value.reason == "format"
 
