@@ -39,6 +39,14 @@ class Champion:
     created_at: float  # seconds since the epoch
 
 
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server must be asked before it is trusted with the champion."""
+
+    version: tuple[int, int]  # of Redis; Valkey says which one it is compatible with
+    policy: str  # maxmemory-policy
+
+
 # KEYS champion, previous champion. ARGV pointer, number. 1 when the pointer is now the champion.
 _PROMOTE = """
 local current = redis.call('GET', KEYS[1])
@@ -88,6 +96,11 @@ class Store:
 
     def ping(self) -> bool:
         return bool(self._link.run(lambda client: client.ping()))
+
+    def server_facts(self) -> ServerFacts:
+        facts: dict[str, Any] = self._link.run(lambda client: client.info())
+        major, minor = str(facts.get("redis_version", "0.0")).split(".")[:2]
+        return ServerFacts((int(major), int(minor)), str(facts.get("maxmemory_policy", "noeviction")))
 
     def close(self) -> None:
         self._link.close()
@@ -154,9 +167,7 @@ class Store:
 
     # Counters and heartbeats
 
-    def put_counters(
-        self, replica: str, epoch: str, counters: Mapping[str, float], *, ttl_s: int = 86400
-    ) -> None:
+    def put_counters(self, replica: str, epoch: str, counters: Mapping[str, float], *, ttl_s: int = 86400) -> None:
         """Replaces the cumulative counters of one run (`epoch`) of a replica."""
         self._put(self._counters, json.dumps([replica, epoch]), dict(counters), ttl_s)
 
