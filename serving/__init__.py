@@ -1,0 +1,1 @@
+"""The replica: OpenAI-compatible HTTP, the engine, the drafters and the hot swap."""

@@ -1,0 +1,160 @@
+"""The one place where an error becomes an HTTP answer, always in OpenAI's envelope.
+
+Invariant: every answer with a status of 400 or more that leaves this package is
+`{"error": {"message", "type", "param", "code"}}`, whatever raised it: our own tree, the body's validation, an unknown
+route, or a defect. It decides codes and wording only; what is refused is decided where it is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from shared.errors import NotReady, Overloaded, RedraftError, RequestError
+
+RETRY_NOT_READY_S = 1
+
+# RequestError.code -> status, where it is not 400.
+_STATUS_BY_CODE = {"model_not_found": 404, "unsupported_content_type": 415, "request_too_large": 413}
+
+log = logging.getLogger(__name__)
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    """The body of every refusal and failure."""
+
+    error: ErrorDetail
+
+
+def status_of(error: RedraftError) -> int:
+    if isinstance(error, Overloaded):
+        return 429
+    if isinstance(error, NotReady):
+        return 503
+    if isinstance(error, RequestError):
+        return _STATUS_BY_CODE.get(error.code, 400)
+    return 500
+
+
+def envelope(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """`type` follows from the status, as OpenAI's clients expect it."""
+    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}}
+
+
+def envelope_of(error: RedraftError) -> dict[str, Any]:
+    status = status_of(error)
+    if isinstance(error, RequestError):
+        return envelope(status, str(error), param=error.param, code=error.code)
+    return envelope(status, str(error), code="internal_error")
+
+
+def response_to(error: RedraftError) -> JSONResponse:
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(1, error.retry_after_s))
+    elif isinstance(error, NotReady):
+        headers["Retry-After"] = str(RETRY_NOT_READY_S)
+    return JSONResponse(envelope_of(error), status_of(error), headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    async def on_redraft_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RedraftError)
+        if status_of(error) == 500:
+            log.error("request failed: %s", error)
+        return response_to(error)
+
+    async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return response_to(_refusal_of_body(request, error.errors()))
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        body = _envelope_of_http_error(request, error)
+        return JSONResponse(body, error.status_code, error.headers)
+
+    async def on_defect(request: Request, error: Exception) -> JSONResponse:
+        # Starlette raises it again after this answer, so whoever runs the app logs the traceback.
+        return JSONResponse(envelope(500, "The server failed on this request.", code="internal_error"), 500)
+
+    app.add_exception_handler(RedraftError, on_redraft_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_defect)
+
+
+def _printable(text: str) -> str:
+    """What a client sent may be quoted back, and may not be encodable."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _envelope_of_http_error(request: Request, error: HTTPException) -> dict[str, Any]:
+    if error.status_code == 404:
+        message = f"Unknown request URL: {request.method} {request.url.path}. The routes are listed at /openapi.json."
+        return envelope(404, message, code="unknown_url")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow", "another method")
+        message = f"{request.method} is not allowed on {request.url.path}. Use {allowed}."
+        return envelope(405, message, code="method_not_supported")
+    if error.status_code == 413:
+        return envelope(413, "The request body is too large.", code="request_too_large")
+    if error.status_code == 400:  # the framework could not read the body (encoding, nesting)
+        return envelope(400, "The request body is not readable JSON.", code="invalid_json")
+    return envelope(error.status_code, HTTPStatus(error.status_code).phrase)
+
+
+def _refusal_of_body(request: Request, errors: Sequence[Mapping[str, Any]]) -> RequestError:
+    first = errors[0]
+    content_type = request.headers.get("content-type", "")
+    if not _is_json(content_type) and first["loc"] == ("body",) and first["type"] != "missing":
+        said = f"'{content_type}'" if content_type else "none"
+        return RequestError(
+            f"Unsupported content type: {said}. Send 'Content-Type: application/json'.",
+            code="unsupported_content_type",
+        )
+    if first["type"] == "json_invalid":
+        detail, position = first["ctx"]["error"], first["loc"][1]
+        return RequestError(f"The request body is not JSON: {detail} at character {position}.", code="invalid_json")
+    param = _path(first["loc"])
+    if not param:
+        return RequestError("The request body must be a JSON object.", code="invalid_type")
+    if first["type"] == "missing":
+        return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    said = str(first["msg"])
+    said = said[0].lower() + said[1:]
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return RequestError(f"Invalid value for '{param}': {said}.", param=param, code=code)
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """`messages[0].content` of ("body", "messages", 0, "content", "(string)"); the last is a union's tag."""
+    path = ""
+    for step in location[1:]:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("("):
+            path += f".{step}" if path else step
+    return path

@@ -1,0 +1,1 @@
+"""Drafters, one module a kind, behind one protocol."""

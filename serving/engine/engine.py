@@ -1,0 +1,237 @@
+"""One step of the engine: schedule, draft, forward, decide, commit.
+
+Owns nothing but the order of these five and their counters; the scheduler owns blocks, the drafter its state, each
+sequence its tokens. A drafter may be exchanged only between two calls of `step`. Not thread-safe: one thread steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from serving.drafters.base import Drafter, DraftJob
+from serving.engine.commit import commit
+from serving.engine.detokenize import Detokenizer
+from serving.engine.events import Ending, EndReason, Event
+from serving.engine.kv import BlockAllocator
+from serving.engine.recorder import Recorder, TopK
+from serving.engine.request import GenerationRequest
+from serving.engine.scheduler import Scheduler, Work
+from serving.engine.sequence import Sequence
+from serving.spec.draft import Draft
+from serving.spec.gamma import GammaController
+from serving.spec.round import Candidate, decide
+from shared.counters import Counters
+from shared.errors import RequestError
+from shared.models.paged import PagedModel, Segment
+from shared.trace import TraceRecord
+
+Listener = Callable[[Sequence, Event], None]
+TraceSink = Callable[[TraceRecord, Tensor | None], None]  # must not block; called on the stepping thread
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this engine can hold."""
+
+    max_context: int  # positions of one sequence, prompt and output
+    max_batch: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """What is recorded, and where it goes."""
+
+    sink: TraceSink
+    replica: str
+    topk: int
+    position_share: float
+    wants_features: Callable[[GenerationRequest], bool]
+
+
+class Engine:
+    """Continuous batching with speculation over one target and at most one drafter."""
+
+    def __init__(
+        self,
+        target: PagedModel,
+        drafter: Drafter | None,
+        controller: GammaController,
+        limits: Limits,
+        listener: Listener,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.target, self.drafter, self.controller, self.limits = target, drafter, controller, limits
+        self.allocator = BlockAllocator(target.kv.num_blocks, target.kv.block_size)
+        self.scheduler = Scheduler(self.allocator, max_batch=limits.max_batch, prefill_tokens=limits.prefill_tokens)
+        self.counters = Counters()
+        self._listener, self._tracing = listener, tracing
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raises RequestError, with the numbers, for a request that can never fit."""
+        prompt, cap = len(request.prompt_ids), request.params.max_tokens
+        if not prompt:
+            raise RequestError("The prompt is empty. Send at least one token.", param="prompt", code="empty_prompt")
+        room = min(self.limits.max_context, self.allocator.num_blocks * self.allocator.block_size)
+        if prompt + cap > room:
+            raise RequestError(
+                f"This model serves {room} tokens of context, but {prompt + cap} were asked for: {prompt} in the "
+                f"prompt and {cap} to generate. Shorten the prompt or lower max_tokens to at most {max(room - prompt, 0)}.",
+                param="prompt" if prompt >= room else "max_tokens",
+                code="context_length_exceeded",
+            )
+        bad = [token for token in request.prompt_ids if not 0 <= token < self.target.loaded.token_count]
+        if bad:
+            raise RequestError(f"Token id {bad[0]} is not in the vocabulary.", param="prompt")
+
+    def add(self, request: GenerationRequest) -> Sequence:
+        """Queue a request that `check` has passed."""
+        eos = frozenset() if request.params.ignore_eos else self.target.loaded.eos_token_ids
+        detokenizer = Detokenizer(self.target.loaded.tokenizer, request.params.stop, eos)
+        sequence = Sequence(request, detokenizer, self._recorder(request))
+        self.scheduler.add(sequence)
+        return sequence
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def step(self) -> None:
+        """One round for everybody who can run."""
+        started = time.perf_counter()
+        self._drop_cancelled()
+        self.scheduler.admit()
+        works = self.scheduler.plan(self._gammas())
+        if not works:
+            return
+        planned = time.perf_counter()
+        drafts = self._draft(works)
+        drafted = time.perf_counter()
+        candidates, logits, features = self._forward(works, drafts)
+        read = time.perf_counter()
+        self._commit(works, candidates, logits, features)
+        done = time.perf_counter()
+        for name, seconds in (
+            ("schedule_s", planned - started),
+            ("draft_s", drafted - planned),
+            ("verify_s", read - drafted),
+            ("sample_s", done - read),
+        ):
+            self.counters.add(name, seconds)
+        if all(work.sequence.decoding or work.count == 1 for work in works):
+            self.controller.target_cost.add(len(works) + sum(draft.gamma for draft in drafts.values()), read - drafted)
+        if drafts:
+            depth = max(draft.gamma for draft in drafts.values())
+            self.controller.observe_draft(len(drafts), depth, drafted - planned)
+
+    def end(self, sequence: Sequence, reason: EndReason, message: str = "") -> None:
+        """The one place where a request ends (law 9): blocks freed, text flushed, trace handed over, listener told."""
+        self.scheduler.remove(sequence)
+        outcome = {"cancelled": "requests_cancelled", "failed": "requests_failed"}.get(reason, "requests_finished")
+        self.counters.add(outcome)
+        gamma_max = self.controller.most if self.drafter is not None else 0
+        ending = Ending(reason, sequence.prompt_len, sequence.committed, sequence.stats.view(gamma_max), message)
+        self.counters.add(
+            {"cancelled": "requests_cancelled", "failed": "requests_failed"}.get(reason, "requests_finished")
+        )
+        if sequence.recorder is not None and self._tracing is not None and sequence.committed:
+            self._tracing.sink(*sequence.recorder.finish(sequence.tokens))
+        self._listener(sequence, ending)
+
+    def fail_all(self, message: str) -> None:
+        """A step broke: everybody in the engine ends as failed, and every block is free again."""
+        for sequence in list(self.scheduler):
+            self.end(sequence, "failed", message)
+
+    def _recorder(self, request: GenerationRequest) -> Recorder | None:
+        if self._tracing is None:
+            return None
+        features = bool(self.target.feature_layers) and self._tracing.wants_features(request)
+        fingerprint = self.target.loaded.fingerprint
+        return Recorder(request, fingerprint, self._tracing.replica, features, self._tracing.position_share)
+
+    def _drop_cancelled(self) -> None:
+        for sequence in [sequence for sequence in self.scheduler if sequence.cancelled]:
+            self.end(sequence, "cancelled", "the client went away")
+
+    def _gammas(self) -> dict[str, int]:
+        drafter = self.drafter
+        if drafter is None:
+            return {}
+        able = [s for s in self.scheduler.running if s.decoding and s.request.params.speculative]
+        room = min(self.limits.max_context, drafter.max_positions)
+        limits = [min(s.remaining - 1, room - len(s.tokens)) for s in able]
+        plain = sum(1 for s in self.scheduler.running if s.decoding) - len(able)
+        gammas = self.controller.choose([s.request.domain for s in able], limits, plain=plain)
+        return {sequence.id: gamma for sequence, gamma in zip(able, gammas, strict=True)}
+
+    def _draft(self, works: list[Work]) -> dict[str, Draft]:
+        jobs = [DraftJob(work.sequence, work.gamma) for work in works if work.gamma]
+        if not jobs or self.drafter is None:
+            return {}
+        drafts = self.drafter.propose(jobs)
+        return {job.sequence.id: draft for job, draft in zip(jobs, drafts, strict=True) if draft.gamma}
+
+    def _forward(self, works: list[Work], drafts: dict[str, Draft]) -> tuple[list[Candidate], Tensor, Tensor | None]:
+        """The target reads every work's tokens and drafts; logits only of the rows that decide something."""
+        token_ids: list[int] = []
+        segments: list[Segment] = []
+        select: list[int] = []
+        candidates: list[Candidate] = []
+        for work in works:
+            sequence, draft = work.sequence, drafts.get(work.sequence.id)
+            token_ids += sequence.tokens[sequence.kv_len : sequence.kv_len + work.count]
+            token_ids += draft.token_ids if draft else ()
+            gamma = draft.gamma if draft else 0
+            segments.append(Segment(sequence.table, sequence.kv_len, work.count + gamma))
+            if work.decides:
+                candidates.append(Candidate(sequence, draft, len(select)))
+                select.extend(range(len(token_ids) - 1 - gamma, len(token_ids)))
+        output = self.target.forward(token_ids, segments, select)
+        return candidates, output.logits, output.features
+
+    def _commit(self, works: list[Work], candidates: list[Candidate], logits: Tensor, features: Tensor | None) -> None:
+        outcomes = decide(candidates, logits) if candidates else []
+        decided = {c.sequence.id: (c, outcome) for c, outcome in zip(candidates, outcomes, strict=True)}
+        topk = TopK.of(logits, self._tracing.topk) if self._tracing is not None and candidates else None
+        first = 0
+        for work in works:
+            sequence = work.sequence
+            candidate, outcome = decided.get(sequence.id, (None, None))
+            gamma = candidate.gamma if candidate else 0
+            accepted = outcome.accepted if outcome else 0
+            rows = work.count + accepted  # what the target read for good
+            read = features[first : first + rows] if features is not None else None
+            first += work.count + gamma
+            sequence.kv_len += rows
+            if self.drafter is not None:
+                self.drafter.commit(sequence, accepted, read)
+            if sequence.recorder is not None and read is not None:
+                sequence.recorder.read(read)
+            if candidate is None or outcome is None:
+                continue
+            version = self.drafter.version if self.drafter is not None else ""
+            gain = commit(candidate, outcome, topk, version, self.target.loaded.eos_token_ids)
+            self._count(sequence, gamma, gain.accepted, gain.tested, gain.tokens, version)
+            if gain.delta.text or gain.delta.token_ids:
+                self._listener(sequence, gain.delta)
+            if gain.ended is not None:
+                self.end(sequence, gain.ended)
+
+    def _count(self, sequence: Sequence, gamma: int, accepted: int, tested: int, emitted: int, version: str) -> None:
+        domain, add = sequence.request.domain, self.counters.add
+        add("steps", domain=domain)
+        add("emitted", emitted, domain=domain)
+        if not gamma:
+            return
+        self.controller.observe(domain, accepted, tested)
+        for name, value in (("spec_steps", 1), ("drafted", gamma), ("tested", tested), ("accepted", accepted)):
+            add(name, value, domain=domain, version=version)
+        for depth in range(tested):
+            add(f"tested_at.{depth + 1}")
+            if depth < accepted:
+                add(f"accepted_at.{depth + 1}")

@@ -1,0 +1,46 @@
+"""What an engine tells the one who asked: text as it is committed, then exactly one ending (law 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+EndReason = Literal["stop", "length", "cancelled", "failed"]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Newly visible text and the tokens committed since the last delta (text may lag behind tokens)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """Counters of one request's speculation; ratios are formed where they are shown."""
+
+    num_steps: int = 0  # target forwards that committed something
+    num_spec_steps: int = 0  # of them, with drafts
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    tested: int = 0
+    accepted_lengths: tuple[int, ...] = ()  # index: drafts accepted in a speculation step; value: steps
+    by_draft_length: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # the same, by drafts in the step
+    num_spec_tokens: int = 0  # the most drafts that a step may have
+    drafter_version: str = ""  # of the last speculation step
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The terminal event. `message` says why when the reason is cancelled or failed."""
+
+    reason: EndReason
+    prompt_tokens: int
+    completion_tokens: int
+    stats: RequestStats
+    message: str = ""
+
+
+Event = Delta | Ending

@@ -1,0 +1,1 @@
+"""The mathematics of a speculation round: drafts, sampling, verification, gamma."""

@@ -1,0 +1,1 @@
+"""What serving and learner agree on; imports neither of them."""

@@ -1,0 +1,194 @@
+"""One request's trace: what was committed, which version drafted it, and the target's own distributions.
+
+Owns the wire format (msgpack, `SCHEMA_VERSION`). A record of another version, with missing or unknown keys, or with
+arrays that do not fit each other is a TraceError, never a guess. It knows nothing of Redis or of training.
+
+Positions count committed tokens from 0; a position's distribution is p(. | prompt + the committed tokens before it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import TraceError
+
+SCHEMA_VERSION = 1
+
+
+class Kind(IntEnum):
+    """How a committed token came to be."""
+
+    PLAIN = 0  # decoded with gamma 0
+    ACCEPTED = 1
+    RECOVERED = 2  # drawn from norm((p-q)+) after a rejection
+    BONUS = 3  # the extra token when every draft was kept
+
+
+@dataclass(frozen=True)
+class Round:
+    """One speculation round: `drafted` tokens proposed by `version`, the first `accepted` of them kept.
+
+    `start` is the committed position of the round's first token. A plain step has no drafted tokens.
+    `tested` counts drafted positions that verification reached and that the request still had room for.
+    """
+
+    start: int
+    version: str
+    drafted: tuple[int, ...]
+    accepted: int
+    tested: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The request's sampling parameters, as applied to p and q alike; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seeded: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class TraceRecord:
+    """A finished request. n committed tokens, m of them with the target's raw top-k, r rejections."""
+
+    id: str
+    tenant: str
+    domain: str
+    target: str  # fingerprint
+    replica: str
+    finished_at: float  # seconds since the epoch
+    sampling: Sampling
+    prompt_ids: NDArray[np.int32]  # [prompt]
+    output_ids: NDArray[np.int32]  # [n]
+    kinds: NDArray[np.uint8]  # [n] Kind
+    probs: NDArray[np.float32]  # [n] p of the committed token after the request's filters
+    rounds: tuple[Round, ...]
+    topk_positions: NDArray[np.int32]  # [m] committed positions, ascending
+    topk_ids: NDArray[np.int32]  # [m, k]
+    topk_logprobs: NDArray[np.float16]  # [m, k] raw: before temperature and filters
+    topk_lse: NDArray[np.float32]  # [m] log-sum-exp of the raw logits
+    rejected: NDArray[np.int32]  # [r, 2] (position, draft id)
+    rejected_probs: NDArray[np.float32]  # [r] q of the rejected draft
+    has_features: bool = False  # the replica hands the features over separately, under `id`
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Drafter versions in order of first use."""
+        return tuple(dict.fromkeys(round_.version for round_ in self.rounds))
+
+
+_ARRAYS: dict[str, Any] = {
+    "prompt_ids": np.int32,
+    "output_ids": np.int32,
+    "kinds": np.uint8,
+    "probs": np.float32,
+    "topk_positions": np.int32,
+    "topk_ids": np.int32,
+    "topk_logprobs": np.float16,
+    "topk_lse": np.float32,
+    "rejected": np.int32,
+    "rejected_probs": np.float32,
+}
+_SCALARS: dict[str, type] = {
+    "id": str,
+    "tenant": str,
+    "domain": str,
+    "target": str,
+    "replica": str,
+    "finished_at": float,
+    "has_features": bool,
+}
+
+
+def encode(record: TraceRecord) -> bytes:
+    """The record as one msgpack map."""
+    body: dict[str, Any] = {"schema": SCHEMA_VERSION}
+    body.update({name: getattr(record, name) for name in _SCALARS})
+    for name, dtype in _ARRAYS.items():
+        array = np.ascontiguousarray(getattr(record, name), dtype=dtype)
+        body[name] = [list(array.shape), array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()]
+    sampling = record.sampling
+    body["sampling"] = [getattr(sampling, f.name) for f in fields(Sampling)]
+    body["rounds"] = [[r.start, r.version, list(r.drafted), r.accepted, r.tested] for r in record.rounds]
+    packed: bytes = msgpack.packb(body, use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes) -> TraceRecord:
+    """The inverse of `encode`. Raises TraceError for anything that is not one whole record of this version."""
+    try:
+        body = msgpack.unpackb(data, raw=False)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise TraceError(f"not msgpack: {error}") from error
+    if not isinstance(body, dict):
+        raise TraceError(f"a record is a map, not {type(body).__name__}")
+    version = body.pop("schema", None)
+    if version != SCHEMA_VERSION:
+        raise TraceError(f"schema {version!r}; this reader takes {SCHEMA_VERSION}")
+    expected = {*_SCALARS, *_ARRAYS, "sampling", "rounds"}
+    if set(body) != expected:
+        raise TraceError(f"keys differ: missing {sorted(expected - set(body))}, unknown {sorted(set(body) - expected)}")
+    try:
+        values: dict[str, Any] = {name: _scalar(name, body[name], kind) for name, kind in _SCALARS.items()}
+        values.update({name: _array(name, body[name], dtype) for name, dtype in _ARRAYS.items()})
+        values["sampling"] = Sampling(*body["sampling"])
+        values["rounds"] = tuple(
+            Round(int(start), str(by), tuple(int(t) for t in drafted), int(accepted), int(tested))
+            for start, by, drafted, accepted, tested in body["rounds"]
+        )
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"unreadable record: {error}") from error
+    record = TraceRecord(**values)
+    _check_shapes(record)
+    return record
+
+
+def _scalar(name: str, value: Any, kind: type) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind):
+        raise TraceError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _array(name: str, value: Any, dtype: Any) -> NDArray[Any]:
+    shape, data = value
+    if not isinstance(data, bytes):
+        raise TraceError(f"{name} carries no bytes")
+    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
+
+
+def _check_shapes(record: TraceRecord) -> None:
+    n, m, r = len(record.output_ids), len(record.topk_positions), len(record.rejected)
+    k = record.topk_ids.shape[-1] if record.topk_ids.ndim == 2 else -1
+    wanted = {
+        "kinds": (n,),
+        "probs": (n,),
+        "topk_ids": (m, k),
+        "topk_logprobs": (m, k),
+        "topk_lse": (m,),
+        "rejected": (r, 2),
+        "rejected_probs": (r,),
+    }
+    for name, shape in wanted.items():
+        if getattr(record, name).shape != shape:
+            raise TraceError(f"{name} has shape {getattr(record, name).shape}, not {shape}")
+    for name in ("prompt_ids", "output_ids", "topk_positions"):
+        if getattr(record, name).ndim != 1:
+            raise TraceError(f"{name} is not one-dimensional")
+    positions = record.topk_positions
+    if m and (positions.min() < 0 or positions.max() >= n):
+        raise TraceError(f"topk_positions leave 0..{n - 1}")
