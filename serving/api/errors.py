@@ -155,6 +155,8 @@ def _path(location: Sequence[str | int]) -> str:
     for step in location[1:]:
         if isinstance(step, int):
             path += f"[{step}]"
+        elif not path:
+            path = step
         elif not step.startswith("("):
-            path += f".{step}" if path else step
+            path += f".{step}"
     return path

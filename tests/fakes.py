@@ -1,0 +1,99 @@
+"""Stand-ins for parts that a test does not want: here the engine loop, with a script instead of a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from serving.engine.events import Delta, Ending, Event, RequestStats
+from serving.engine.request import GenerationRequest
+from shared.errors import Overloaded, RequestError
+
+SCRIPT = "Sure, here it is: α rises when the drafter has read what you write."
+# Two speculation steps and one plain step: drafted 4 and 2, accepted 3 and 0, tested 4 (3 kept, 1 refused) and 1.
+STATS = RequestStats(
+    num_steps=3,
+    num_spec_steps=2,
+    num_draft_tokens=6,
+    num_accepted_draft_tokens=3,
+    tested=5,
+    accepted_lengths=(1, 0, 0, 1),
+    by_draft_length={2: (1, 0, 0), 4: (0, 0, 0, 1, 0)},
+    num_spec_tokens=4,
+    drafter_version="v7",
+)
+
+
+@dataclass(frozen=True)
+class FakeSnapshot:
+    running: int = 0
+    waiting: int = 0
+    blocks_free: int = 60
+    blocks_total: int = 64
+    drafter_version: str = "v7"
+    draining: bool = False
+
+
+@dataclass
+class FakeLoop:
+    """Says `script` to every request, one word a token, and keeps account of what became of each request."""
+
+    script: str = SCRIPT
+    context: int = 256
+    max_queue: int = 8
+    token_s: float = 0.0
+    fail_after: int | None = None  # tokens before the request fails
+    cancel_after: int | None = None  # tokens before the engine gives the request up, as at a shutdown
+    break_after: int | None = None  # tokens before a defect of the engine shows as an exception
+    draining: bool = False
+    seen: list[GenerationRequest] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    finished: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    def check(self, request: GenerationRequest) -> None:
+        wanted = len(request.prompt_ids) + request.params.max_tokens
+        if wanted > self.context:
+            raise RequestError(
+                f"{len(request.prompt_ids)} prompt tokens and max_tokens {request.params.max_tokens} exceed "
+                f"the context of {self.context}. Shorten the prompt or lower max_tokens.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        if len(self.running) >= self.max_queue:
+            raise Overloaded("The queue is full. Try again later.", retry_after_s=3)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.seen.append(request)
+        self.running.add(request.id)
+        ended = False
+        try:
+            words = self.script.split(" ")
+            pieces = [words[0], *(f" {word}" for word in words[1:])]
+            said = 0
+            for piece in pieces[: request.params.max_tokens]:
+                for limit, reason in ((self.fail_after, "failed"), (self.cancel_after, "cancelled")):
+                    if limit == said:
+                        ended = True
+                        yield self._ending(request, reason, said, message=f"{reason} on purpose")
+                        return
+                if self.break_after == said:
+                    raise ZeroDivisionError("a defect")
+                await asyncio.sleep(self.token_s)
+                said += 1
+                yield Delta(piece, (said,))
+            yield self._ending(request, "stop" if said == len(pieces) else "length", said)
+            ended = True
+            self.finished.append(request.id)
+        finally:
+            self.running.discard(request.id)
+            if not ended:
+                self.cancelled.append(request.id)
+
+    def snapshot(self) -> FakeSnapshot:
+        return FakeSnapshot(running=len(self.running), draining=self.draining)
+
+    def _ending(self, request: GenerationRequest, reason: str, said: int, message: str = "") -> Ending:
+        stats = STATS if request.params.speculative else RequestStats(num_steps=said, num_spec_tokens=4)
+        return Ending(reason, len(request.prompt_ids), said, stats, message)  # type: ignore[arg-type]
