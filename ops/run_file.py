@@ -51,7 +51,7 @@ def owned_home(home: Path) -> Iterator[None]:
             running = read_run_file(home)
             owner = f" (process {running.pid}, {running.api})" if running else ""
             raise ConfigError(
-                "home", f"another stack runs in {home}{owner}", "Stop it, or set another home (REDRAFT_HOME)"
+                "home", f"another stack runs in {home}{owner}", "Stop it, or set another home (REDRAFT_HOME)."
             ) from None
         try:
             yield
