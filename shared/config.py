@@ -154,8 +154,8 @@ def load_config(
     """
     values: dict[str, Any] = {}
     if file is not None:
-        values.update(_from_file(file))
-    values.update(_from_environ(os.environ if environ is None else environ))
+        values.update(values_of_file(file))
+    values.update(values_of_environ(os.environ if environ is None else environ))
     values.update(overrides or {})
     return config_from_flat(values)
 
@@ -198,7 +198,8 @@ def variable_of(key: str) -> str:
     return "REDRAFT_" + key.replace(".", "_").upper()
 
 
-def _from_file(file: Path) -> dict[str, Any]:
+def values_of_file(file: Path) -> dict[str, Any]:
+    """Dotted keys that a YAML file sets, unread."""
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -227,7 +228,8 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+def values_of_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Dotted keys that REDRAFT_* variables set, unread."""
     by_variable = {variable_of(key): key for key in config_keys()}
     found: dict[str, Any] = {}
     for variable, value in environ.items():
