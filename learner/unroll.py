@@ -29,6 +29,7 @@ class DepthRows:
     picks: Tensor  # [m'] indices into the batch's wanted rows
     hidden: Tensor  # [m', width]
     project: Callable[[Tensor], Tensor]  # [..., width] -> [..., vocab]; the dear part, so callers choose rows
+    vocab: int
 
 
 def shift_of(drafter: Drafter) -> int:
@@ -39,6 +40,16 @@ def shift_of(drafter: Drafter) -> int:
 def vocabulary_of(drafter: Drafter) -> Tensor | None:
     """[draft_vocab] target ids of a head's columns, ascending; None where columns are target ids."""
     return drafter.draft_ids if isinstance(drafter, Eagle3Head) else None
+
+
+def column_index(drafter: Drafter) -> Tensor | None:  # [largest id + 2]
+    """Column of each target id, -1 where there is none; the last entry stands for all larger ids. None as above."""
+    ids = vocabulary_of(drafter)
+    if ids is None:
+        return None
+    columns = torch.full((int(ids.max()) + 2,), -1, device=ids.device)
+    columns[ids] = torch.arange(len(ids), device=ids.device)
+    return columns
 
 
 def unroll(drafter: Drafter, batch: Batch, depths: int) -> list[DepthRows]:
@@ -55,7 +66,7 @@ def _unroll_head(head: Eagle3Head, batch: Batch, depths: int) -> list[DepthRows]
     fused = head.fuse(batch.features).float()
     hidden = head(batch.token_ids, fused, batch.positions, recorder.attend)  # [b, rows, hidden]
     everything = torch.arange(len(batch.row), device=batch.row.device)
-    found = [DepthRows(everything, hidden[batch.example, batch.row], head.logits)]
+    found = [DepthRows(everything, hidden[batch.example, batch.row], head.logits, head.config.draft_vocab)]
     if depths == 1 or not len(everything):
         return found
     window = _window(batch, depths)
@@ -67,7 +78,9 @@ def _unroll_head(head: Eagle3Head, batch: Batch, depths: int) -> list[DepthRows]
     for depth in range(2, depths + 1):
         hidden = head(token_ids, _later(hidden, 1), positions, deeper.attend)  # [b, window, hidden]
         picks = everything[column >= depth - 1]
-        found.append(DepthRows(picks, hidden[batch.example[picks], column[picks]], head.logits))
+        found.append(
+            DepthRows(picks, hidden[batch.example[picks], column[picks]], head.logits, head.config.draft_vocab)
+        )
     return found
 
 
@@ -155,4 +168,4 @@ def _language_model(model: PreTrainedModel, batch: Batch) -> DepthRows:
     finally:
         hook.remove()
     everything = torch.arange(len(flat), device=flat.device)
-    return DepthRows(everything, out.logits, nn.Identity())
+    return DepthRows(everything, out.logits, nn.Identity(), out.logits.shape[1])

@@ -14,7 +14,7 @@ from learner.example import Example, pack
 from learner.lora import LoraSettings, add_lora
 from learner.losses import distil, row_targets
 from learner.trainer import Progress, TrainSettings, train
-from learner.unroll import unroll
+from learner.unroll import column_index, unroll
 from tests.learner.records import random_example, random_record, tiny_head
 from tests.tiny import build_tiny_model
 
@@ -65,9 +65,9 @@ def test_chunks_add_up_to_the_plain_gradient(monkeypatch: pytest.MonkeyPatch) ->
     settings = replace(SETTINGS, rejected_weight=3.0)
     batch = pack(EXAMPLES, shift=1)
     chunked, plain = tiny_head(), tiny_head()
-    trainer._backward(chunked, batch, trainer._column_index(chunked), settings)
+    trainer._backward(chunked, batch, column_index(chunked), settings)
 
-    column_of = trainer._column_index(plain)
+    column_of = column_index(plain)
     assert column_of is not None
     targets = row_targets(batch.topk_ids.clamp_max(len(column_of) - 1), batch.topk_logprobs, column_of)
     weight = targets.kept * (1 + 2.0 * batch.rejected)
