@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared.trace import Sampling
 
-_NUCLEUS = 1024  # top-p sorts this many of the largest first, and all only for rows whose mass they do not hold
+_NUCLEUS = (128, 1024)  # top-p ranks this many of the largest, then all, until a row's mass is in what is ranked
 
 
 def filtered_probs(
@@ -26,12 +26,11 @@ def filtered_probs(
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(1, logits.argmax(1, keepdim=True), 1.0)
     # Shifted before the division: a tiny temperature then underflows to 0 instead of overflowing to nan.
-    scores = (logits - logits.amax(1, keepdim=True)) / sampling.temperature
+    scores = (logits - logits.amax(1, keepdim=True)).div_(sampling.temperature)
     least = _threshold(scores, sampling)
-    weights = scores.exp()
     if least is not None:
-        weights = weights.masked_fill_(scores < least, 0.0)
-    return weights / weights.sum(1, keepdim=True)
+        scores.masked_fill_(scores < least, float("-inf"))
+    return scores.softmax(1)
 
 
 def _threshold(scores: Tensor, sampling: Sampling) -> Tensor | None:  # [rows, vocab] -> [rows, 1]
@@ -60,12 +59,16 @@ def _nucleus_threshold(scores: Tensor, ranked: Tensor | None, top_p: float) -> T
         total = scores.exp().masked_fill_(scores < ranked[:, -1:], 0.0).sum(1, keepdim=True)
         return _last_needed(ranked, total, top_p)
     total = scores.exp().sum(1, keepdim=True)
-    ranked = scores.topk(min(_NUCLEUS, scores.shape[1]), dim=1).values
-    least = _last_needed(ranked, total, top_p)
-    short = ranked.exp().sum(1) < top_p * total[:, 0]  # [rows]
-    if ranked.shape[1] < scores.shape[1] and bool(short.any()):
-        everything = scores[short].sort(dim=1, descending=True).values
-        least[short] = _last_needed(everything, total[short], top_p)
+    least = torch.empty_like(total)
+    open_ = torch.arange(len(scores), device=scores.device)  # rows whose nucleus is not found yet
+    for size in (*_NUCLEUS, scores.shape[1]):
+        size = min(size, scores.shape[1])
+        rows = scores if len(open_) == len(scores) else scores[open_]
+        ranked = rows.topk(size, dim=1).values
+        least[open_] = _last_needed(ranked, total[open_], top_p)
+        open_ = open_[ranked.exp().sum(1) < top_p * total[open_, 0]]
+        if size == scores.shape[1] or not len(open_):
+            break
     return least
 
 

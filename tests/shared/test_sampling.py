@@ -49,8 +49,8 @@ def oracle(logits: list[float], s: Sampling) -> list[float]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("nucleus", [4, 1024], ids=["falls back to the full sort", "partial sort"])
-def test_equals_the_sorted_definition(s: Sampling, nucleus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nucleus", [(2, 6), (128, 1024)], ids=["ranks more and more", "ranks all at once"])
+def test_equals_the_sorted_definition(s: Sampling, nucleus: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_NUCLEUS", nucleus)
     logits = torch.randn(12, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float32) * 2
     found = filtered_probs(logits, s)
