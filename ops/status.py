@@ -101,11 +101,11 @@ def render(report: dict[str, Any]) -> RenderableType:
 
 def _services(report: dict[str, Any]) -> Table:
     api, answer = report["api"], report["api"]["answer"]
-    state = answer.get("status", "") if isinstance(answer, dict) else answer
+    state = answer.get("status", "") if isinstance(answer, dict) else f"no answer ({answer})"
     table = Table(title="Services", title_justify="left")
     for column in ("service", "url", "state"):
         table.add_column(column, overflow="fold")
-    table.add_row("api", api["url"], f"{state or 'no answer'}")
+    table.add_row("api", api["url"], state)
     table.add_row("redis", report["redis"]["url"], report["redis"]["error"] or "answers")
     table.add_row("mlflow", report["mlflow"]["url"], "")
     return table
