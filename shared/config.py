@@ -84,7 +84,10 @@ class RedisConfig:
 @dataclass(frozen=True)
 class LearnerConfig:
     enabled: bool = True
+    device: str = "cpu"  # cpu | cuda | cuda:N
     threads: int = 1
+    cpus: float = 0.5  # Ray's reservation, not a limit
+    gpus: float = 0.0
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_targets: tuple[str, ...] = ()  # empty: every linear of the drafter
@@ -96,7 +99,6 @@ class LearnerConfig:
     loss: Literal["forward_kl", "reverse_kl", "jsd", "tv"] = "forward_kl"
     rejected_weight: float = 1.0
     ttt_steps: int = 3  # draft steps unrolled in training
-    judge_share: float = 0.25  # requests kept for judging only
     buffer_recent: int = 400  # requests a domain, newest
     buffer_reservoir: int = 200  # requests a domain, uniform over the past
 
@@ -108,6 +110,7 @@ class GateConfig:
     min_gain: float = 0.0  # least lower bound of the gain in alpha
     probe_loss: float = 0.05  # most that a frozen probe of another domain may lose
     resamples: int = 2000
+    wait_s: float = 600.0  # seconds that a trained candidate waits for fresh requests to be judged on
     canary_s: float = 0.0  # seconds that one replica serves a candidate before the rest
 
 
@@ -318,6 +321,8 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "trace.stream_bytes": (65536, None),
     "redis.maxmemory": (2**20, None),
     "learner.threads": (1, 1024),
+    "learner.cpus": (0, None),
+    "learner.gpus": (0, None),
     "learner.lora_rank": (1, 1024),
     "learner.lora_alpha": (1, None),
     "learner.learning_rate": (1e-8, 1),
@@ -327,7 +332,6 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "learner.replay_share": (0, 0.95),
     "learner.rejected_weight": (0, 100),
     "learner.ttt_steps": (1, 16),
-    "learner.judge_share": (0.01, 0.9),
     "learner.buffer_recent": (1, None),
     "learner.buffer_reservoir": (0, None),
     "gate.confidence": (0.5, 0.9999),
@@ -335,6 +339,7 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "gate.min_gain": (-1, 1),
     "gate.probe_loss": (0, 1),
     "gate.resamples": (100, None),
+    "gate.wait_s": (0, None),
     "gate.canary_s": (0, None),
     "mlflow.window_s": (0.1, None),
 }
