@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from shared.artifact import MANIFEST_FILE, WEIGHTS_FILE, Manifest, hash_blob, read_manifest, same_target
 from shared.config import Config
@@ -23,14 +24,16 @@ _FIELD = "drafter.model"
 log = logging.getLogger(__name__)
 
 
-class BaseDrafter(NamedTuple):
+@dataclass(frozen=True)
+class BaseDrafter:
     """What replicas start with and every adapter is relative to."""
 
     kind: Literal["eagle3", "model", "none"]
-    source: str  # eagle3: the artifact's folder; model: what `load_model` takes; none: empty
+    folder: Path | None = None  # of an eagle3 head's artifact
+    spec: str = ""  # of a model: what `load_model` takes
 
 
-NO_DRAFTER = BaseDrafter("none", "")
+NO_DRAFTER = BaseDrafter("none")
 
 
 def resolve_base(config: Config, target_name: str, fingerprint: str, *, shipped: Path = SHIPPED) -> BaseDrafter:
@@ -47,21 +50,19 @@ def resolve_base(config: Config, target_name: str, fingerprint: str, *, shipped:
     folder = Path(model).expanduser()
     if (folder / MANIFEST_FILE).is_file():
         _check_head(kind, folder, target_name, fingerprint)
-        return BaseDrafter("eagle3", str(folder))
+        return BaseDrafter("eagle3", folder)
     if kind == "eagle3":
         raise ConfigError(
             _FIELD, f"{model} is no folder with a {MANIFEST_FILE}", "Make one with `redraft train-drafter`."
         )
-    return BaseDrafter("model", model)
+    return BaseDrafter("model", spec=model)
 
 
 def base_hash(base: BaseDrafter, home: Path) -> str:
     """What adapters name as their base: the blob's hash of a head, the checkpoint's fingerprint of a language model."""
-    if base.kind == "none":
-        return ""
-    if base.kind == "eagle3":
-        return hash_blob((Path(base.source) / WEIGHTS_FILE).read_bytes())
-    return checkpoint_fingerprint(resolve_model(base.source, home, field=_FIELD), home, _FIELD)
+    if base.folder is not None:
+        return hash_blob((base.folder / WEIGHTS_FILE).read_bytes())
+    return checkpoint_fingerprint(resolve_model(base.spec, home, field=_FIELD), home, _FIELD) if base.spec else ""
 
 
 def _shipped(kind: str, target_name: str, fingerprint: str, shipped: Path) -> BaseDrafter:
@@ -70,7 +71,7 @@ def _shipped(kind: str, target_name: str, fingerprint: str, shipped: Path) -> Ba
     # By fingerprint and not by name: the same weights may be called by alias, folder or hub name.
     for folder in sorted(shipped.glob("*/")):
         if (folder / MANIFEST_FILE).is_file() and same_target(_manifest(folder).target, fingerprint):
-            return BaseDrafter("eagle3", str(folder))
+            return BaseDrafter("eagle3", folder)
     if kind == "eagle3":
         raise ConfigError(
             _FIELD,

@@ -30,7 +30,7 @@ def test_the_shipped_head_is_found_by_the_targets_weights_whatever_it_is_called(
     head(tmp_path / "other", "b" * 64 + ":fp16")
     mine = head(tmp_path / "mine")
     for name, fingerprint in (("alias", TARGET), ("a/hub-name", "a" * 64 + ":int8")):
-        assert resolve_base(Config(), name, fingerprint, shipped=tmp_path) == ("eagle3", str(mine))
+        assert resolve_base(Config(), name, fingerprint, shipped=tmp_path) == BaseDrafter("eagle3", mine)
 
 
 def test_a_target_without_a_shipped_head_is_served_plainly_unless_one_was_asked_for(
@@ -46,8 +46,8 @@ def test_a_target_without_a_shipped_head_is_served_plainly_unless_one_was_asked_
 
 def test_a_folder_with_a_manifest_is_a_head_and_anything_else_a_language_model(tmp_path: Path) -> None:
     mine = head(tmp_path / "mine")
-    assert resolve_base(configured(model=str(mine)), "tiny", TARGET) == BaseDrafter("eagle3", str(mine))
-    assert resolve_base(configured(model="a/hub-name"), "tiny", TARGET) == BaseDrafter("model", "a/hub-name")
+    assert resolve_base(configured(model=str(mine)), "tiny", TARGET) == BaseDrafter("eagle3", mine)
+    assert resolve_base(configured(model="a/hub-name"), "tiny", TARGET) == BaseDrafter("model", spec="a/hub-name")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_an_error_that_names_it(tmp_path: Path, drafter: di
 
 def test_a_base_is_named_by_its_weights(tmp_path: Path) -> None:
     mine = head(tmp_path / "mine")
-    assert base_hash(BaseDrafter("eagle3", str(mine)), tmp_path) == load_folder(mine)[1]
+    assert base_hash(BaseDrafter("eagle3", mine), tmp_path) == load_folder(mine)[1]
     model = build_tiny_model(tmp_path / "model")
-    assert base_hash(BaseDrafter("model", str(model)), tmp_path) == checkpoint_fingerprint(model, tmp_path)
+    assert base_hash(BaseDrafter("model", spec=str(model)), tmp_path) == checkpoint_fingerprint(model, tmp_path)
     assert base_hash(NO_DRAFTER, tmp_path) == ""
