@@ -80,7 +80,7 @@ class Engine:
         if prompt + cap > room:
             raise RequestError(
                 f"This model serves {room} tokens of context, but {prompt + cap} were asked for: {prompt} in the "
-                f"prompt and {cap} to generate. Shorten the prompt or lower max_tokens to at most {max(room - prompt, 0)}.",
+                f"prompt and {cap} to generate. Shorten the prompt or lower max_tokens to {max(room - prompt, 0)}.",
                 param="prompt" if prompt >= room else "max_tokens",
                 code="context_length_exceeded",
             )

@@ -1,0 +1,109 @@
+"""Watches the champion pointer and brings the replica to it: verify, build beside the live copy, swap between rounds.
+
+One thread polls. Whatever is wrong with a blob (torn, another hash, another base or target, misshapen), it is refused,
+logged and counted by reason, and what serves goes on serving. A refused pointer is not tried again until it changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from serving.drafters.load import BASE_VERSION, DrafterSlot, Swap
+from serving.engine.engine import Engine
+from serving.engine.loop import EngineLoop
+from shared.artifact import open_blob, same_target
+from shared.counters import Counters
+from shared.errors import ArtifactError, RedraftError, ServiceDown
+from shared.store import Champion, Store
+
+log = logging.getLogger(__name__)
+
+
+class ChampionWatcher:
+    """Keeps one replica's drafter at the champion."""
+
+    def __init__(self, store: Store, slot: DrafterSlot, loop: EngineLoop, *, poll_s: float) -> None:
+        self._store, self._slot, self._loop, self._poll_s = store, slot, loop, poll_s
+        self.counters = Counters()
+        self._seen = 0  # number of the last pointer that was acted on, served or refused
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hotswap", daemon=True)
+
+    def start(self) -> None:
+        """Look once before returning, so that a restarted replica does not serve an old version, then keep polling."""
+        self.look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def look(self) -> None:
+        """One poll."""
+        try:
+            champion = self._store.champion()
+            if champion is None or champion.number == self._seen:
+                return
+            if champion.version == self._slot.drafter.version:
+                self._seen = champion.number
+                return
+            self._bring(champion)
+        except ServiceDown as error:
+            log.debug("the champion pointer cannot be read: %s", error)
+
+    def _bring(self, champion: Champion) -> None:
+        try:
+            swap = self._prepare(champion)
+        except ArtifactError as error:
+            self._refuse(champion, error.reason, str(error))
+        except (RedraftError, ValueError, RuntimeError) as error:
+            self._refuse(champion, "format", f"it cannot be built: {error}")
+        else:
+            if swap is not None:
+                self._seen = champion.number
+                self._exchange(swap, champion)
+
+    def _prepare(self, champion: Champion) -> Swap | None:
+        slot = self._slot
+        if not same_target(champion.target, slot.target):
+            raise ArtifactError("target", f"it drafts for target {champion.target[:12]}…, not {slot.target[:12]}…")
+        if champion.base != slot.base:
+            raise ArtifactError("base", f"it belongs to base {champion.base[:12]}…, not {slot.base[:12]}…")
+        if champion.version == BASE_VERSION:
+            return slot.prepare(None, BASE_VERSION)
+        blob = self._store.get_blob(champion.blob)
+        if blob is None:
+            log.warning("the blob of drafter %s is not in Redis yet", champion.version)
+            return None
+        artifact = open_blob(blob, champion.blob)
+        slot.check(artifact)
+        return slot.prepare(artifact, champion.version)
+
+    def _exchange(self, swap: Swap, champion: Champion) -> None:
+        done = threading.Event()
+
+        def between(engine: Engine) -> None:
+            started = time.perf_counter()
+            swap()
+            engine.controller.new_version()
+            self.counters.add("swap_pause_s", time.perf_counter() - started)
+            self.counters.add("swaps")
+            done.set()
+
+        self._loop.between_rounds(between)
+        if not done.wait(60):
+            log.warning("the engine has not come to the end of a round for 60 s; the swap happens when it does")
+        log.info("drafter %s serves", champion.version)
+
+    def _refuse(self, champion: Champion, reason: str, message: str) -> None:
+        self._seen = champion.number
+        self.counters.add(f"swaps_refused.{reason}")
+        serving = self._slot.drafter.version
+        log.error("drafter %s is refused (%s): %s; %s goes on", champion.version, reason, message, serving)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._poll_s):
+            self.look()

@@ -1,0 +1,140 @@
+"""Everything one replica needs, built from a Config without Ray: target, drafter, engine loop, outbox, watcher.
+
+Owns their lives: `start` brings them up in order, `stop` ends them in reverse. Without a Redis URL there are no traces
+and no swaps, and serving is the same.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from serving.drafters.load import load_drafter
+from serving.engine.calibrate import calibrate
+from serving.engine.engine import Engine, Limits, Tracing
+from serving.engine.events import Event
+from serving.engine.loop import EngineLoop
+from serving.engine.request import GenerationRequest
+from serving.engine.sequence import Sequence
+from serving.hotswap import ChampionWatcher
+from serving.publisher import FeatureSink, TracePublisher
+from serving.spec.gamma import GammaController
+from shared.config import Config
+from shared.models.paged import PagedKV, PagedModel
+from shared.models.target import load_model
+from shared.store import Store
+
+
+class Replica:
+    """One serving process's engine and its threads."""
+
+    def __init__(self, config: Config, replica_id: str, features: FeatureSink | None = None) -> None:
+        torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+        self.config, self.id = config, replica_id
+        target = config.target
+        self.loaded = load_model(
+            target.model, home=config.home_path, device=target.device, weights=target.dtype, field="target.model"
+        )
+        engine = config.engine
+        kv = PagedKV(-(-engine.kv_tokens // engine.block_size), engine.block_size)
+        self._slot = load_drafter(config, self.loaded, kv)
+        drafter = self._slot.drafter if self._slot is not None else None
+        paged = PagedModel(self.loaded, kv, drafter.feature_layers if drafter is not None else ())
+        gamma = config.drafter.gamma
+        controller = GammaController(
+            fixed=None if gamma == "auto" else int(gamma),
+            most=config.drafter.gamma_max,
+            exploration=config.drafter.exploration,
+        )
+        if gamma == "auto":
+            calibrate(paged, controller, rows=engine.max_batch * (1 + config.drafter.gamma_max))
+        context = min(engine.max_context or self.loaded.max_positions, self.loaded.max_positions)
+        self.context = min(context, engine.kv_tokens)
+        self._store = Store(config.redis.url, config.redis.prefix) if config.redis.url else None
+        self.publisher: TracePublisher | None = None
+        self.watcher: ChampionWatcher | None = None
+        self._engine = Engine(
+            paged,
+            drafter,
+            controller,
+            Limits(self.context, engine.max_batch, engine.prefill_tokens),
+            self._listen,
+            self._tracing(features) if self._store is not None else None,
+        )
+        self.loop = EngineLoop(self._engine, max_queue=engine.max_queue)
+        if self._store is not None:
+            self.publisher = self._publisher(self._store, features)
+            if self._slot is not None:
+                poll_s = config.drafter.swap_poll_s
+                self.watcher = ChampionWatcher(self._store, self._slot, self.loop, poll_s=poll_s)
+
+    def start(self) -> None:
+        """Requests may come once this returns."""
+        self.loop.start()
+        if self.watcher is not None:
+            self.watcher.start()
+
+    def stop(self) -> None:
+        """End all threads; what still runs ends as cancelled."""
+        if self.watcher is not None:
+            self.watcher.stop()
+        self.loop.stop()
+        if self.publisher is not None:
+            self.publisher.stop()
+        if self._store is not None:
+            self._store.close()
+
+    def status(self) -> dict[str, Any]:
+        """A small heartbeat for `redraft status`."""
+        snapshot = self.loop.snapshot()
+        return {
+            "running": snapshot.running,
+            "waiting": snapshot.waiting,
+            "blocks_free": snapshot.blocks_free,
+            "blocks_total": snapshot.blocks_total,
+            "drafter_version": snapshot.drafter_version,
+            "draining": snapshot.draining,
+            "target": self.loaded.fingerprint,
+        }
+
+    def _listen(self, sequence: Sequence, event: Event) -> None:
+        self.loop.listen(sequence, event)
+
+    def _tracing(self, features: FeatureSink | None) -> Tracing | None:
+        trace = self.config.trace
+        if not trace.enabled:
+            return None
+        share = trace.feature_share if features is not None else 0.0
+
+        def wants_features(request: GenerationRequest) -> bool:
+            return share > 0 and hash_share(request.id) < share
+
+        return Tracing(
+            sink=lambda record, rows: self.publisher.offer(record, rows) if self.publisher is not None else None,
+            replica=self.id,
+            topk=trace.topk,
+            position_share=trace.position_share,
+            wants_features=wants_features,
+        )
+
+    def _publisher(self, store: Store, features: FeatureSink | None) -> TracePublisher:
+        return TracePublisher(
+            store,
+            self.id,
+            queue_size=self.config.trace.queue,
+            stream_bytes=self.config.trace.stream_bytes,
+            features=features,
+            counters=self._counters,
+            status=self.status,
+        )
+
+    def _counters(self) -> dict[str, float]:
+        swaps = dict(self.watcher.counters.fields) if self.watcher is not None else {}
+        return {**self.loop.snapshot().counters, **swaps}
+
+
+def hash_share(name: str) -> float:
+    """A number in 0..1 that depends on the name alone, so that every process samples the same requests."""
+    return int.from_bytes(name.encode()[-6:].rjust(6, b"\0"), "big") * 2654435761 % 2**32 / 2**32
