@@ -42,11 +42,14 @@ class Settings:
         return frozenset(key for key, source in self.sources.items() if source != "default")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(
+    parser: ArgumentParser, *, no_learn: str = "serve without the learner (learner.enabled=false)"
+) -> None:
+    """`no_learn` says what --no-learn means to a command that gives it a meaning of its own."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; see `redraft config`")
     for flag, (key, meaning) in FLAGS.items():
         parser.add_argument(f"--{flag}", metavar="X", help=f"{meaning} ({key})")
-    parser.add_argument("--no-learn", action="store_true", help="serve without the learner (learner.enabled=false)")
+    parser.add_argument("--no-learn", action="store_true", help=no_learn)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration; repeatable"
     )
