@@ -16,10 +16,9 @@ from torch import Tensor
 from serving.drafters.base import Drafter
 from serving.drafters.eagle3 import Eagle3Drafter
 from serving.drafters.model import ModelDrafter, check_same_tokens
-from shared.artifact import Artifact, check_fit, load_folder, same_target
+from shared.artifact import Artifact, check_fit, load_folder
 from shared.config import Config
 from shared.drafters import resolve_base
-from shared.errors import ConfigError
 from shared.models.eagle3 import Eagle3Head, head_from_artifact
 from shared.models.linears import WeightKind, pack_linears
 from shared.models.lora import merge_lora
@@ -62,13 +61,6 @@ def load_drafter(config: Config, target: LoadedModel, kv: PagedKV) -> DrafterSlo
 
 def _eagle3(folder: Path, target: LoadedModel, kv: PagedKV) -> DrafterSlot:
     base, digest = load_folder(folder)
-    if not same_target(base.manifest.target, target.fingerprint):
-        raise ConfigError(
-            "drafter.model",
-            f"the head in {folder} was made for target {base.manifest.target[:12]}…, "
-            f"but {target.name} is {target.fingerprint[:12]}…",
-            "Train one for this target with `redraft train-drafter`, or use drafter.kind none",
-        )
     embedding: Tensor = target.model.get_input_embeddings().weight  # type: ignore[assignment]
 
     def build(artifact: Artifact | None) -> Eagle3Head:

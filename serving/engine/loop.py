@@ -56,6 +56,11 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """False once the stepping thread has ended."""
+        return self._thread.is_alive()
+
     def check(self, request: GenerationRequest) -> None:
         """Raises RequestError, Overloaded or NotReady if `generate` would refuse."""
         if self._stopping or self._draining:
