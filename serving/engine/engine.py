@@ -135,9 +135,6 @@ class Engine:
         self.counters.add(outcome)
         gamma_max = self.controller.most if self.drafter is not None else 0
         ending = Ending(reason, sequence.prompt_len, sequence.committed, sequence.stats.view(gamma_max), message)
-        self.counters.add(
-            {"cancelled": "requests_cancelled", "failed": "requests_failed"}.get(reason, "requests_finished")
-        )
         if sequence.recorder is not None and self._tracing is not None and sequence.committed:
             self._tracing.sink(*sequence.recorder.finish(sequence.tokens))
         self._listener(sequence, ending)
