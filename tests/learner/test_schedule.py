@@ -1,0 +1,76 @@
+"""When an attempt is made, by every reason there is, and when it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from learner.lookout import LEAST_TOKENS, NEW_TOKENS, Lookout
+from learner.schedule import PATIENCE, REFUSALS, Situation, given_up, plan_attempt
+
+LEAST = 1000
+QUIET = Situation(fresh_tokens=LEAST, drifted=(), lagging=(), last="refused", refusals=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "focus", "reason"),
+    [
+        ({"drifted": ("sql",), "lagging": ("german",)}, ("sql",), "fallen in sql"),
+        ({"lagging": ("german",)}, ("german",), "german is new"),
+        ({"last": "none", "refusals": 0}, (), "first"),
+        ({"last": "promoted", "refusals": 0}, (), "promoted"),
+    ],
+)
+def test_every_reason_needs_the_usual_tokens_and_no_more(change: dict, focus: tuple, reason: str) -> None:  # type: ignore[type-arg]
+    situation = replace(QUIET, **change)
+    plan = plan_attempt(situation, LEAST)
+    assert (plan.attempt, plan.focus) == (True, focus)
+    assert reason in plan.reason
+    assert not plan_attempt(replace(situation, fresh_tokens=LEAST - 1), LEAST).attempt
+
+
+def test_without_a_reason_it_takes_four_times_the_tokens() -> None:
+    for last in ("refused", "undecided"):
+        situation = replace(QUIET, last=last, fresh_tokens=PATIENCE * LEAST - 1)  # type: ignore[arg-type]
+        waiting = plan_attempt(situation, LEAST)
+        assert not waiting.attempt
+        assert f"{PATIENCE * LEAST}" in waiting.reason
+        assert plan_attempt(replace(situation, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
+
+
+def test_two_refusals_in_a_row_end_the_effort_until_the_next_drift_or_four_times_the_tokens() -> None:
+    stopped = replace(QUIET, lagging=("german",), refusals=REFUSALS)
+    assert given_up(stopped)
+    assert not plan_attempt(stopped, LEAST).attempt
+    assert plan_attempt(replace(stopped, drifted=("sql",)), LEAST).attempt
+    assert plan_attempt(replace(stopped, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
+    assert not given_up(replace(stopped, refusals=REFUSALS - 1))
+
+
+def test_a_new_domain_lags_only_against_established_ones_and_only_while_it_is_new() -> None:
+    lookout = Lookout()
+    lookout.update("german", 0.1 * LEAST_TOKENS, int(LEAST_TOKENS))
+    assert lookout.lagging() == ()
+    lookout.update("chat", 0.5 * NEW_TOKENS, int(NEW_TOKENS))
+    assert lookout.lagging() == ("german",)
+    lookout.update("maths", 0.48 * LEAST_TOKENS, int(LEAST_TOKENS))
+    assert lookout.lagging() == ("german",)
+    lookout.update("german", 0.1 * NEW_TOKENS, int(NEW_TOKENS))
+    assert lookout.lagging() == ()
+
+
+def test_a_restart_sees_what_was_seen_before_it() -> None:
+    history = [(i, "chat", 50.0, 100) for i in range(30)] + [(i, "chat", 10.0, 100) for i in range(30, 40)]
+    live = Lookout()
+    for _, domain, accepted, positions in history:
+        live.update(domain, accepted, positions)
+    assert live.drifted() == ("chat",)
+    assert Lookout.rebuild(history, {}).scores() == live.scores()
+    live.settle("chat")
+    assert live.drifted() == ()
+    for order in range(40, 43):
+        live.update("chat", 10.0, 100)
+        history.append((order, "chat", 10.0, 100))
+    assert Lookout.rebuild(history, {"chat": 39}).scores() == live.scores()
+    assert Lookout.rebuild(history, {"chat": 42}).drifted() == ()
