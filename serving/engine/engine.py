@@ -159,7 +159,8 @@ class Engine:
         drafter = self.drafter
         if drafter is None:
             return {}
-        able = [s for s in self.scheduler.running if s.decoding and s.request.params.speculative]
+        # The first token comes from the prompt's own forward: before it, a head may not have a single feature to read.
+        able = [s for s in self.scheduler.running if s.decoding and s.committed and s.request.params.speculative]
         room = min(self.limits.max_context, drafter.max_positions)
         limits = [min(s.remaining - 1, room - len(s.tokens)) for s in able]
         plain = sum(1 for s in self.scheduler.running if s.decoding) - len(able)

@@ -70,4 +70,5 @@ def _signed(x: int) -> int:
 
 
 def _to_unit(x: Tensor) -> Tensor:
-    return (_shift(x, 11).double() + 0.5) * 2.0**-53
+    """52 bits and a half: with one bit more the largest would round to 1."""
+    return (_shift(x, 12).double() + 0.5) * 2.0**-52
