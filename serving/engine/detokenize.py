@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HALF = "\ufffd"
+_PATIENCE = 8  # tokens that may end in undecodable bytes before these are shown as such
 
 
 @dataclass(frozen=True)
@@ -31,30 +32,36 @@ class Detokenizer:
         self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), skip: frozenset[int] = frozenset()
     ) -> None:
         self._tokenizer, self._stop, self._skip = tokenizer, tuple(stop), skip
-        self._ids: list[int] = []
-        self._prefix = 0  # ids before this are only context that fixes how the next ones are spaced
-        self._read = 0  # ids before this are decoded
+        self._window: list[int] = []  # ids that are decoded together: the last whole piece as context, and what follows
+        self._whole = 0  # ids of the window whose text ended in a whole character
+        self._taken = 0  # characters of the window's text that are already in `_held` or shown
         self._held = ""  # decoded but not shown
 
     def push(self, token_id: int) -> Piece:
         """The text that this token makes visible."""
         if token_id in self._skip:
             return Piece("")
-        self._ids.append(token_id)
-        known = self._decode(self._ids[self._prefix : self._read])
-        text = self._decode(self._ids[self._prefix :])
-        if text.endswith(_HALF) and len(self._ids) - self._read < 8:
-            return Piece("")
-        self._prefix, self._read = self._read, len(self._ids)
-        self._held += text[len(known) :]
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if text.endswith(_HALF):
+            # Bytes that stay undecodable for so long are no text: only the last mark may still become a character.
+            young = len(self._window) - self._whole < _PATIENCE
+            self._take(text.rstrip(_HALF) if young else text[:-1])
+        else:
+            self._take(text)
+            self._window = self._window[self._whole :]
+            self._whole, self._taken = len(self._window), len(self._decode(self._window))
         return self._release()
 
     def flush(self) -> str:
         """What was held back, once nothing more will come."""
-        known = self._decode(self._ids[self._prefix : self._read])
-        rest = self._held + self._decode(self._ids[self._prefix :])[len(known) :]
-        self._held, self._read = "", len(self._ids)
+        self._take(self._decode(self._window))
+        rest, self._held = self._held, ""
         return rest
+
+    def _take(self, text: str) -> None:
+        self._held += text[self._taken :]
+        self._taken = max(self._taken, len(text))
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
