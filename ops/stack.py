@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -24,9 +24,6 @@ from ops.prepare import Preparation
 from ops.processes import Supervisor
 from ops.run_file import RunningStack, owned_home, write_run_file
 from shared.config import Config, ServeConfig
-from shared.errors import ServiceDown
-
-READY_S = 600.0  # a large target loads for minutes
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ class Stack:
 
     def stop(self) -> None:
         """Ends everything, what was started last first. A second call does nothing."""
-        self._cleanups.close()
+        # Ray prints on our standard output whatever dies on the way, and at the end everything does.
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            self._cleanups.close()
 
     def tend(self) -> list[str]:
         """Starts Redis and MLflow again if they have died; to be called every second or so. Names those started."""
@@ -93,7 +92,6 @@ class Stack:
         start_ray(self.supervisor, config)
         self._say("Ray runs; loading the target")
         start_serving(self.supervisor, config)
-        wait_until_ready(self.urls.api)
         if config.learner.enabled:
             start_learner(config)
         children = {child.name: child.pid for child in self.supervisor.children}
@@ -104,12 +102,10 @@ class Stack:
 
 
 def start_serving(supervisor: Supervisor, config: Config) -> None:
-    """Deploys the application into the running Ray; the supervisor drains and removes it."""
-    from ray import serve
+    """Deploys the application into the running Ray and waits until it serves; the supervisor drains and removes it."""
+    from serving.app import deploy, shutdown
 
-    from serving.app import deploy
-
-    supervisor.on_exit(serve.shutdown)
+    supervisor.on_exit(shutdown)
     deploy(config)
 
 
@@ -118,17 +114,6 @@ def start_learner(config: Config) -> None:
     from learner.app import start
 
     start(config)
-
-
-def wait_until_ready(api: str, *, timeout_s: float = READY_S) -> None:
-    """Returns once /readyz is 200; ServiceDown with its last answer when that takes too long."""
-    deadline, answer = time.monotonic() + timeout_s, "no answer"
-    while time.monotonic() < deadline:
-        status, answer = ask_ready(api)
-        if status == 200:
-            return
-        time.sleep(0.2)
-    raise ServiceDown(f"{api}/readyz was not ready within {timeout_s:.0f} s; its last answer: {answer}")
 
 
 def ask_ready(api: str) -> tuple[int, str]:
