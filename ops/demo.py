@@ -20,7 +20,7 @@ from ops.demo_files import about, require_writable, write_json, write_picture
 from ops.demo_plan import Plan, built_in_plan, plan_of_rows
 from ops.demo_report import report
 from ops.demo_run import DemoRun, Session
-from ops.demo_settings import demo_settings
+from ops.demo_settings import demo_settings, empty_home
 from ops.demo_sources import StackSources
 from ops.demo_summary import summary
 from ops.demo_watch import Watch
@@ -58,6 +58,7 @@ def main(arguments: Namespace) -> int:
     require_writable("--png", arguments.png)
     require_writable("--json", arguments.json)
     plan = plan_of_rows(read_traffic(arguments.traffic)) if arguments.traffic else built_in_plan(arguments.seed)
+    empty_home(chosen.config.home_path)
     console.print(f"Starting, {arguments.minutes:g} minutes in all (Ctrl-C stops everything) …")
     with Stack(chosen.config, named=chosen.named, say=lambda text: console.print(f"  {text}")) as stack:
         _run(arguments, plan, stack, console, deadline=began + 60 * arguments.minutes)
@@ -107,7 +108,7 @@ def _finish(run: DemoRun, arguments: Namespace, model: str, console: Console) ->
         return
     found = report(result)
     console.print(summary(found))
-    write_picture(arguments.png, result, model)
+    write_picture(arguments.png, result, found, model)
     written = [str(arguments.png)]
     if arguments.json:
         write_json(arguments.json, found)
@@ -119,7 +120,8 @@ def _keep(stack: Stack, console: Console) -> None:
     """Until Ctrl-C, which is the asked-for end and no failure."""
     console.print(
         f"The stack stays up until Ctrl-C:\n  API    {stack.urls.api}/v1\n  MLflow {stack.urls.mlflow}\n"
-        f"  Redis  {stack.urls.redis}\n  watch  redraft status"
+        f"  Redis  {stack.urls.redis}\n  watch  REDRAFT_HOME={stack.config.home} redraft status",
+        soft_wrap=True,
     )
     try:
         while True:

@@ -64,14 +64,15 @@ def _range(lines: Sequence[Line]) -> tuple[float, float]:
 
 
 def _labels(marks: Sequence[Mark], width: int) -> Text:
-    """Those that fit, each from its own column on; the earlier one wins."""
-    line, end = Text(), 0
-    for mark in sorted(marks, key=lambda mark: mark.column):
-        start = min(mark.column // 2, width - len(mark.label))
-        if start >= end:
-            line.append(" " * (start - len(line)))
-            line.append(mark.label, mark.style)
-            end = start + len(mark.label) + 1
+    """Those that fit, each from its own column on; earlier ones in `marks` come first."""
+    line, taken = Text(" " * width), [False] * (width + 1)
+    for mark in marks:
+        start = max(min(mark.column // 2, width - len(mark.label)), 0)
+        end = start + len(mark.label)
+        if any(taken[max(start - 1, 0) : end + 1]):
+            continue
+        taken[start:end] = [True] * len(mark.label)
+        line = Text.assemble(line[:start], (mark.label, mark.style), line[end:])
     return line
 
 

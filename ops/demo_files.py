@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,16 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_picture(path: Path, run: Run, model: str) -> None:
+def write_picture(path: Path, run: Run, report: Mapping[str, Any], model: str) -> None:
     measurements = sorted(run.board.measurements, key=lambda m: m.finished_at)
     tokens = tokens_at(run.board.windows, [m.finished_at for m in measurements])
     swaps = [Swap(promotion.version, run.tokens_at(promotion.at)) for promotion in run.board.promotions]
-    draw(path, measurements, tokens, stretches_of(run), swaps, f"{model}: acceptance while the traffic drifts")
+    stretches = stretches_of(run, {domain: _gain(report, domain) for domain in report["last_third"]})
+    draw(path, measurements, tokens, stretches, swaps, f"{model} under drifting traffic")
 
 
-def stretches_of(run: Run) -> list[Stretch]:
-    """The traffic before the first drift, then one stretch for each."""
+def stretches_of(run: Run, notes: Mapping[str, str]) -> list[Stretch]:
+    """The traffic before the first drift, then one stretch for each; `notes` by domain."""
     drifts = sorted((at, domain) for domain, at in run.first_sent.items() if domain in run.drifted)
     starts = [run.tokens_at(at) for at, _ in drifts]
     end = run.board.windows[-1].tokens if run.board.windows else 0.0
@@ -53,7 +55,12 @@ def stretches_of(run: Run) -> list[Stretch]:
     if settled:
         found.insert(0, Stretch(" · ".join(settled), frozenset(settled), 0.0, end))
     ends = [stretch.start for stretch in found[1:]] + [end]
-    return [Stretch(s.label, s.domains, s.start, e) for s, e in zip(found, ends, strict=True)]
+    return [replace(s, end=end, note=notes.get(s.label, "")) for s, end in zip(found, ends, strict=True)]
+
+
+def _gain(report: Mapping[str, Any], domain: str) -> str:
+    live, static = (report[f"alpha_{kind}_last_third"]["domains"][domain] for kind in ("live", "static"))
+    return "" if live is None else f"{live - static:+.2f} over the last third"
 
 
 def about(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Stretch:
     domains: frozenset[str]
     start: float  # tokens served
     end: float
+    note: str = ""  # what it came to, below the label
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ def draw(
 
     figure, axes = pyplot.subplots(figsize=(10, 4.6), dpi=160)
     shown = _lines(axes, measurements, tokens, stretches)
-    top = min(1.0, max(shown, default=0.7) + 0.16)
-    bottom = max(0.0, min(shown, default=0.1) - 0.08)
-    axes.set_ylim(bottom, top)
+    lowest, highest = min(shown, default=0.1), max(shown, default=0.7)
+    room = max(highest - lowest, 0.1)  # labels stand above the lines, swaps below
+    axes.set_ylim(max(0.0, lowest - 0.2 * room), highest + 0.35 * room)
     axes.set_xlim(0, max([stretch.end for stretch in stretches], default=1.0) or 1.0)
     _shade(axes, stretches)
     _mark_swaps(axes, swaps)
     if measurements:
-        axes.legend(loc="lower left", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9.5, labelcolor=_INK)
     else:
         axes.text(0.5, 0.5, "no request was measured", transform=axes.transAxes, ha="center", color=_INK)
     axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=10)
@@ -107,7 +108,7 @@ def _lines(
 ) -> list[float]:
     """Draws both drafters in every stretch and returns the levels that must be seen."""
     seen: list[float] = []
-    labels = {"static": "static drafter (the one that the run started with)", "live": "live drafter (learning)"}
+    labels = {"static": "static drafter", "live": "live drafter"}
     for stretch in stretches:
         mine = [(m, at) for m, at in zip(measurements, tokens, strict=True) if m.domain in stretch.domains]
         mine = [(m, at) for m, at in mine if m.positions]
@@ -125,14 +126,18 @@ def _lines(
 
 
 def _shade(axes: Any, stretches: Sequence[Stretch]) -> None:
+    across = axes.get_xaxis_transform()
     for number, stretch in enumerate(stretches):
         axes.axvspan(stretch.start, stretch.end, color=_SHADES[number % len(_SHADES)], lw=0, zorder=0)
         middle = (stretch.start + stretch.end) / 2
-        transform = axes.get_xaxis_transform()
-        axes.text(middle, 0.965, stretch.label, transform=transform, ha="center", va="top", fontsize=10, color=_INK)
+        behind = {"boxstyle": "square,pad=0.15", "fc": _SHADES[number % len(_SHADES)], "ec": "none"}
+        axes.text(middle, 0.97, stretch.label, transform=across, ha="center", va="top", color=_INK, bbox=behind)
+        axes.text(
+            middle, 0.905, stretch.note, transform=across, ha="center", va="top", fontsize=9, color=_LIVE, bbox=behind
+        )
         if number:
             axes.axvline(stretch.start, color=_INK, lw=1.3, zorder=1)
-            axes.text(stretch.start, 0.90, " drift", transform=transform, ha="left", va="top", fontsize=9, color=_INK)
+            axes.text(stretch.start, 0.97, " drift", transform=across, va="top", fontsize=9, style="italic", color=_INK)
 
 
 def _mark_swaps(axes: Any, swaps: Sequence[Swap]) -> None:
@@ -140,9 +145,10 @@ def _mark_swaps(axes: Any, swaps: Sequence[Swap]) -> None:
         axes.axvline(swap.tokens, color=_SWAP, lw=1.0, ls=(0, (1, 2)), zorder=1)
         axes.annotate(
             f"▲ {swap.label}",
-            (swap.tokens, 0.015 + 0.05 * (number % 2)),  # neighbours would overlap on one line
+            (swap.tokens, 0.015 + 0.045 * (number % 2)),  # neighbours would overlap on one line
             xycoords=axes.get_xaxis_transform(),
-            ha="center",
+            xytext=(-4, 0),  # the triangle stands on the line
+            textcoords="offset points",
             va="bottom",
             fontsize=8,
             color=_SWAP,

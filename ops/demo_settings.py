@@ -1,26 +1,51 @@
-"""The demo's settings: a person's own, and the few that a run of minutes needs to begin from nothing.
+"""The demo's settings: a person's own, and what a run needs to begin from nothing.
 
-Each demo starts with the base drafter, so what an earlier run left in the home folder must not be found again.
+Each run starts with the base drafter, and must neither find nor disturb what a real installation has learnt. So it
+lives in a home of its own, `<home>/demo`, emptied at the start; only converted models are shared with the real one.
 """
 
 from __future__ import annotations
 
+import shutil
+import time
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 from ops import settings
+from ops.run_file import owned_home
 from ops.settings import Settings
 
-# A lower bound on a gain of α is never above this, so the gate keeps the base drafter whatever is learnt.
+# The gate's lower bound on a gain of α is never above this, so the base drafter goes on serving whatever is learnt.
 _NEVER = 1.0
+_SHARED = ("models", "fingerprints")
 
 
 def demo_settings(arguments: Namespace) -> Settings:
     """Raises ConfigError naming the wrong key, variable or flag."""
-    control = arguments.no_learn
-    # For the demo the learner runs in the control too: it measures, and costs the cores what it costs otherwise.
+    # In the control the learner runs as always: it measures, and costs the cores what it costs otherwise.
     chosen = settings.read_settings(Namespace(**{**vars(arguments), "no_learn": False}))
-    if control:
-        gate = replace(chosen.config.gate, min_gain=_NEVER)
-        chosen = Settings(replace(chosen.config, gate=gate), {**chosen.sources, "gate.min_gain": "--no-learn"})
-    return chosen
+    config, sources = chosen.config, dict(chosen.sources)
+    if arguments.no_learn:
+        config = replace(config, gate=replace(config.gate, min_gain=_NEVER))
+        sources["gate.min_gain"] = "--no-learn"
+    if sources["redis.prefix"] == "default":  # a given server may hold another installation
+        config = replace(config, redis=replace(config.redis, prefix=f"{config.redis.prefix}-demo-{time.time_ns():x}"))
+    return Settings(replace(config, home=str(config.home_path / "demo")), sources)
+
+
+def empty_home(home: Path) -> None:
+    """Removes what the last run left. Raises ConfigError while another run is using it."""
+    with owned_home(home):
+        for entry in home.iterdir():
+            if entry.name == "run" or entry.is_symlink():
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        for name in _SHARED:
+            real, link = home.parent / name, home / name
+            real.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(real, target_is_directory=True)

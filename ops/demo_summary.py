@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 
 def summary(report: Mapping[str, Any]) -> RenderableType:
     """Of `ops.demo_report.report`."""
-    return Group(Text(), _claim(report), *(Text.from_markup(f"  {line}") for line in _facts(report)))
+    facts = (Padding(Text.from_markup(line), (0, 0, 0, 2)) for line in _facts(report))
+    return Group(Text(), _claim(report), *facts)
 
 
 def _claim(report: Mapping[str, Any]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.layout import Layout
 from rich.panel import Panel
@@ -85,8 +86,10 @@ def _progress(scene: Scene, width: int) -> Text:
 def _alpha_panel(scene: Scene, width: int, height: int) -> Panel:
     columns = columns_of(width)
     live, static = curves(scene, columns)
-    marks = [Mark(column_of(scene, at, columns), f"drift: {name}", _DRIFT) for name, at in scene.first_sent.items()]
-    marks += [Mark(column_of(scene, p.at, columns), f"▲{p.version}", _SWAP) for p in scene.board.promotions]
+    marks = [Mark(column_of(scene, at, columns), name, _DRIFT) for name, at in scene.first_sent.items()]
+    marks += [
+        Mark(column_of(scene, p.at, columns), f"▲{p.version.removeprefix('v')}", _SWAP) for p in scene.board.promotions
+    ]
     legend = Text.assemble("α  ", ("━ live drafter  ", _LIVE), ("━ static drafter ", _STATIC))
     picture = curve([Line(static, _STATIC), Line(live, _LIVE)], marks, width=width, height=height)
     return Panel(picture, title=legend, title_align="left", border_style=_BASE)
@@ -116,11 +119,11 @@ def _facts(scene: Scene) -> Panel:
 
 
 def _domains(scene: Scene) -> RenderableType:
-    table = Table(expand=True, border_style=_BASE, header_style="grey62")
-    table.add_column("domain", ratio=2)
-    for name in ("α counted, 30 s", "live drafter", "static drafter", "gain", "measured"):
-        table.add_column(name, justify="right", ratio=2)
-    for row in domain_rows(scene)[-(_DOMAINS - 4) :]:
+    table = Table(expand=True, box=box.SIMPLE_HEAD, border_style=_BASE, header_style="grey62", padding=(0, 1))
+    table.add_column("  domain", ratio=2)
+    for name in ("α as served", "live", "static", "gain", "measured"):
+        table.add_column(name, justify="right", ratio=2, no_wrap=True)
+    for row in domain_rows(scene)[-(_DOMAINS - 3) :]:
         gain = row.live - row.static if row.live is not None and row.static is not None else None
         colour = "green3" if gain is not None and gain > 0.005 else "red" if gain is not None and gain < -0.005 else ""
         table.add_row(
