@@ -1,7 +1,8 @@
-"""Fixtures that several packages' tests need: a real Redis server for the session, a fresh store for a test."""
+"""Fixtures that several packages' tests need: a real Redis server and a Ray cluster for the session, a fresh store."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +20,28 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("redis")
     with Supervisor(folder) as supervisor:
         yield launch_server(supervisor, find_server(), maxmemory=128 * 2**20)
+
+
+def pytest_configure() -> None:
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # Ray reads it when it is first imported, by whichever test module that is
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """This process is connected to a Ray of its own; name your actors."""
+    import ray
+
+    ray.init(
+        address="local",
+        namespace="redraft",
+        num_cpus=4,
+        object_store_memory=128 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture

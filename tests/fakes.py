@@ -1,14 +1,20 @@
-"""Stand-ins for parts that a test does not want: here the engine loop, with a script instead of a model."""
+"""Stand-ins for parts that a test does not want: the engine loop, with a script instead of a model, and its replica."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from serving.engine.events import Delta, Ending, Event, RequestStats
 from serving.engine.request import GenerationRequest
-from shared.errors import Overloaded, RequestError
+from shared.config import Config
+from shared.errors import ConfigError, Overloaded, RequestError
+from tests.tiny import build_tiny_tokenizer
 
 SCRIPT = "Sure, here it is: α rises when the drafter has read what you write."
 # Two speculation steps and one plain step: drafted 4 and 2, accepted 3 and 0, tested 4 (3 kept, 1 refused) and 1.
@@ -23,6 +29,8 @@ STATS = RequestStats(
     num_spec_tokens=4,
     drafter_version="v7",
 )
+# Seconds that a fake replica takes for a token, and for a request that it holds: long beside the way through Serve.
+TOKEN_S, HOLD_S = 0.3, 4.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class FakeLoop:
     cancel_after: int | None = None  # tokens before the engine gives the request up, as at a shutdown
     break_after: int | None = None  # tokens before a defect of the engine shows as an exception
     draining: bool = False
+    alive: bool = True
     seen: list[GenerationRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     finished: list[str] = field(default_factory=list)
@@ -65,6 +74,7 @@ class FakeLoop:
             raise Overloaded("The queue is full. Try again later.", retry_after_s=3)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.check(request)  # others may have come between the caller's check and this
         self.seen.append(request)
         self.running.add(request.id)
         ended = False
@@ -97,3 +107,46 @@ class FakeLoop:
     def _ending(self, request: GenerationRequest, reason: str, said: int, message: str = "") -> Ending:
         stats = STATS if request.params.speculative else RequestStats(num_steps=said, num_spec_tokens=4)
         return Ending(reason, len(request.prompt_ids), said, stats, message)  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeReplica:
+    """What `serving.app` expects of a replica, around a fake loop."""
+
+    loop: FakeLoop
+    loaded: Any
+    context: int
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class ObedientLoop(FakeLoop):
+    """A fake loop in another process, led by a request's domain: `exit` is a crash, `hold` ignores the queue's end."""
+
+    def check(self, request: GenerationRequest) -> None:
+        if request.domain != "hold":
+            super().check(request)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        if request.domain == "exit":
+            os._exit(1)
+        if request.domain == "hold":
+            await asyncio.sleep(HOLD_S)
+        async for event in super().generate(request):
+            yield event
+
+
+def load_fake_replica(config: Config, replica_id: str, features: object) -> FakeReplica:
+    """To be given to `serving.app.deploy`. `target.model` says how it goes: fake, slow (3 s to load), or wrong."""
+    if config.target.model == "wrong":
+        raise ConfigError("target.model", "there is no such model", "Name one that exists")
+    if config.target.model == "slow":
+        time.sleep(3)
+    script = f"{os.environ['OMP_NUM_THREADS']} threads, {os.environ['OMP_WAIT_POLICY']} waiting"
+    tokenizer = build_tiny_tokenizer(320)
+    loaded = SimpleNamespace(tokenizer=tokenizer, name="tiny", fingerprint="ab12:fp16", token_count=len(tokenizer))
+    room = config.engine.max_batch + config.engine.max_queue
+    loop = ObedientLoop(script, context=512, max_queue=room, token_s=TOKEN_S)
+    return FakeReplica(loop, loaded, loop.context)

@@ -44,6 +44,11 @@ def _admit(
 ) -> list[GenerationRequest]:
     if not prompts or not all(prompts):
         raise RequestError("The prompt is empty. Give at least one token.", param=param, code="empty_prompt")
+    if len(prompts) > backend.most_prompts:
+        raise RequestError(
+            f"'prompt' has {len(prompts)} prompts; this service takes at most {backend.most_prompts} in one request.",
+            param=param,
+        )
     domain = _domain(body.metadata or {})
     requests = [
         GenerationRequest(
@@ -56,7 +61,12 @@ def _admit(
         for index, (ids, limit) in enumerate(zip(prompts, limits, strict=True))
     ]
     for request in requests:
-        backend.decoder.check(request)
+        try:
+            backend.decoder.check(request)
+        except RequestError as error:
+            if error.param == "prompt":  # the engine knows one name for it
+                error.param = param
+            raise
     return requests
 
 

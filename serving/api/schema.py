@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from shared.errors import RequestError
 
-MAX_STOPS, MAX_PROMPTS = 16, 128
+MAX_STOPS = 16
 DOMAIN_PATTERN = r"[A-Za-z0-9_.\-]{1,64}"  # it becomes part of counter keys
 
 # Field -> the values that ask for nothing.
@@ -109,9 +109,9 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 Prompt = Annotated[
     Annotated[Text, Tag("(string)")]
-    | Annotated[list[Text], Tag("(strings)"), Field(max_length=MAX_PROMPTS)]
+    | Annotated[list[Text], Tag("(strings)")]
     | Annotated[list[Annotated[int, Field(ge=0)]], Tag("(tokens)")]
-    | Annotated[list[list[Annotated[int, Field(ge=0)]]], Tag("(token arrays)"), Field(max_length=MAX_PROMPTS)],
+    | Annotated[list[list[Annotated[int, Field(ge=0)]]], Tag("(token arrays)")],
     Discriminator(
         _choose({str: "(string)"}, {str: "(strings)", int: "(tokens)", list: "(token arrays)"}),
         custom_error_type="prompt_type",

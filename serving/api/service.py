@@ -58,6 +58,7 @@ class Backend:
     fingerprint: str  # of the target, weight format included
     context: int  # positions that prompt and output of one request may take together
     token_count: int  # ids from here on are not tokens
+    most_prompts: int  # that one request may bring: more could never be queued together
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
     @property

@@ -39,7 +39,16 @@ def loop() -> FakeLoop:
 @pytest.fixture
 def service(loop: FakeLoop, tokenizer: Any) -> Service:
     service = Service("replica-1")
-    service.open(Backend(loop, tokenizer, MODEL, "ab12:fp16", loop.context, VOCABULARY, created=1_700_000_000))
+    backend = Backend(
+        decoder=loop,
+        tokenizer=tokenizer,
+        name=MODEL,
+        fingerprint="ab12:fp16",
+        context=loop.context,
+        token_count=VOCABULARY,
+        most_prompts=loop.max_queue,
+    )
+    service.open(backend)
     return service
 
 
