@@ -112,9 +112,7 @@ def joint(tables: Tables, positions: int) -> np.ndarray:  # flat [vocab ** posit
         before = paths[:, -2:] % tables.classes
         p = tables.p[j, before[:, 0], before[:, 1]].double()
         found = (found[:, None] * (p / p.sum(-1, keepdim=True))).flatten()
-        paths = torch.cat(
-            [paths.repeat_interleave(vocab, 0), torch.arange(vocab).repeat(len(paths))[:, None]], dim=1
-        )
+        paths = torch.cat([paths.repeat_interleave(vocab, 0), torch.arange(vocab).repeat(len(paths))[:, None]], dim=1)
     return found.numpy()
 
 
