@@ -235,6 +235,11 @@ class Buffer:
         rows = np.frombuffer(features, dtype="<f2").astype(np.float16).reshape(-1, width)
         return Example(decode(record), torch.from_numpy(rows))
 
+    def tokens(self, orders: Sequence[int]) -> int:
+        """Positions to learn from in these requests."""
+        marks = ", ".join("?" * len(orders))
+        return int(self._db.rows(f"SELECT sum(tokens) FROM records WHERE ord IN ({marks})", list(orders))[0][0] or 0)
+
     def measured(self, order: int) -> Measured:
         row = self._db.rows(f"SELECT {', '.join(_MEASURED)} FROM ledger WHERE ord = ?", (order,))[0]
         return Measured(**dict(row))
@@ -253,6 +258,15 @@ class Buffer:
             "AND ord > (SELECT max(ord) FROM ledger) - ? ORDER BY ord"
         )
         return [tuple(row) for row in self._db.rows(sql, (requests,))]
+
+    def sums_since(self, after: int) -> tuple[dict[str, tuple[float, ...]], int]:
+        """(live, static, positions) by domain of what was measured later than `after`, and the order it reaches to."""
+        sql = (
+            "SELECT domain, sum(live_sum), sum(static_sum), sum(positions), max(ord) FROM ledger "
+            "WHERE ord > ? AND positions > 0 GROUP BY domain"
+        )
+        rows = self._db.rows(sql, (after,))
+        return {row[0]: tuple(row)[1:4] for row in rows}, max([after, *(row[4] for row in rows)])
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Kept requests by domain and role."""

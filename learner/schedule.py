@@ -6,13 +6,46 @@ paid. Without a reason, or after two refusals in a row, it takes four times the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 REFUSALS = 2  # in a row, after which the drafter is as good as this traffic makes it
 PATIENCE = 4  # times the tokens of a usual attempt, when there is no reason for one
 
 Outcome = Literal["none", "promoted", "refused", "undecided"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the attempts stand; survives restarts."""
+
+    attempts: int = 0  # begun
+    promotions: int = 0
+    trained_to: int = 0  # order of the last arrival that a finished attempt could have learnt from
+    last: Outcome = "none"
+    refusals: int = 0  # in a row
+    decision: str = ""  # the last one, in words
+    running: bool = False
+
+    def begun(self) -> Progress:
+        return replace(self, attempts=self.attempts + 1, running=True)
+
+    def ended(self, outcome: Outcome, trained_to: int, decision: str) -> Progress:
+        """An attempt that could not be decided says nothing about the next one."""
+        refusals = {"promoted": 0, "refused": self.refusals + 1}.get(outcome, self.refusals)
+        return replace(
+            self,
+            promotions=self.promotions + (outcome == "promoted"),
+            trained_to=trained_to,
+            last=outcome,
+            refusals=refusals,
+            decision=decision,
+            running=False,
+        )
+
+    def resumed(self) -> Progress:
+        """After a restart. A broken attempt is made again with what it had, but not for ever: it counts as refused."""
+        return replace(self, running=False, refusals=self.refusals + 1) if self.running else self
 
 
 @dataclass(frozen=True)
@@ -43,9 +76,9 @@ def plan_attempt(situation: Situation, least_tokens: int) -> Plan:
     return Plan(False, f"{fresh} of {needed} new tokens", focus)
 
 
-def given_up(situation: Situation) -> bool:
-    """Whether what is now should be taken for normal: tried twice in vain."""
-    return situation.refusals >= REFUSALS
+def tried_in_vain(progress: Progress) -> bool:
+    """Whether what is now should be taken for normal, so that only the next drift counts as one."""
+    return progress.refusals >= REFUSALS
 
 
 def _reason(situation: Situation) -> str:

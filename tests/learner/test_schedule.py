@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from learner.lookout import LEAST_TOKENS, NEW_TOKENS, Lookout
-from learner.schedule import PATIENCE, REFUSALS, Situation, given_up, plan_attempt
+from learner.schedule import PATIENCE, REFUSALS, Progress, Situation, plan_attempt, tried_in_vain
 
 LEAST = 1000
 QUIET = Situation(fresh_tokens=LEAST, drifted=(), lagging=(), last="refused", refusals=1)
@@ -41,11 +41,23 @@ def test_without_a_reason_it_takes_four_times_the_tokens() -> None:
 
 def test_two_refusals_in_a_row_end_the_effort_until_the_next_drift_or_four_times_the_tokens() -> None:
     stopped = replace(QUIET, lagging=("german",), refusals=REFUSALS)
-    assert given_up(stopped)
     assert not plan_attempt(stopped, LEAST).attempt
     assert plan_attempt(replace(stopped, drifted=("sql",)), LEAST).attempt
     assert plan_attempt(replace(stopped, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
-    assert not given_up(replace(stopped, refusals=REFUSALS - 1))
+
+
+def test_progress_counts_refusals_in_a_row_and_an_interrupted_attempt_as_one() -> None:
+    once = Progress().begun().ended("refused", 10, "kept")
+    assert (once.attempts, once.refusals, once.trained_to, once.running) == (1, 1, 10, False)
+    killed = once.begun().resumed()
+    assert (killed.refusals, killed.trained_to, killed.running) == (REFUSALS, 10, False)
+    assert tried_in_vain(killed)
+    assert killed.resumed() == killed
+    open_still = once.begun().ended("undecided", 20, "kept: nobody came")
+    assert (open_still.refusals, open_still.last, open_still.trained_to) == (1, "undecided", 20)
+    promoted = killed.begun().ended("promoted", 30, "promoted")
+    assert (promoted.promotions, promoted.refusals, promoted.attempts) == (1, 0, 3)
+    assert not tried_in_vain(promoted)
 
 
 def test_a_new_domain_lags_only_against_established_ones_and_only_while_it_is_new() -> None:

@@ -1,0 +1,109 @@
+"""Everything that a learner with a drafter consists of, put together once the base is loaded.
+
+Owns the order of building and the place of the buffer on disk: one folder for a target and a base, because what was
+measured and promoted for one base says nothing about another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from learner.attempt import AttemptRunner, Prepare
+from learner.bank import DrafterBank
+from learner.base import Base
+from learner.buffer import Buffer, Measured
+from learner.consumer import Consumer
+from learner.database import Database
+from learner.features import FeatureInbox, FrozenTarget
+from learner.journal import Journal
+from learner.lookout import HISTORY, Lookout
+from learner.measure import Measurer
+from learner.rollout import Rollout
+from learner.schedule import Progress, Situation
+from learner.shelf import Shelf
+from shared.config import Config
+from shared.store import Store
+
+_PROGRESS, _SETTLED = "progress", "settled"
+
+
+@dataclass
+class Parts:
+    base: Base
+    database: Database
+    buffer: Buffer
+    shelf: Shelf
+    measurer: Measurer
+    consumer: Consumer
+    runner: AttemptRunner
+    rollout: Rollout
+    lookout: Lookout
+    progress: Progress
+
+    def situation(self) -> Situation:
+        return Situation(
+            fresh_tokens=self.buffer.fresh_tokens(self.progress.trained_to),
+            drifted=self.lookout.drifted(),
+            lagging=self.lookout.lagging(),
+            last=self.progress.last,
+            refusals=self.progress.refusals,
+        )
+
+    def keep(self, progress: Progress) -> None:
+        self.progress = progress
+        self.database.keep_state(_PROGRESS, asdict(progress))
+
+    def settle(self) -> None:
+        """What has drifted is the normal from now on."""
+        settled: dict[str, int] = self.database.state(_SETTLED) or {}
+        for domain in self.lookout.drifted():
+            self.lookout.settle(domain)
+            settled[domain] = self.buffer.newest()
+        self.database.keep_state(_SETTLED, settled)
+
+
+def buffer_file(home: Path, base: Base) -> Path:
+    return home / "learner" / base.target.partition(":")[0][:16] / base.hash[:16] / "buffer.sqlite"
+
+
+def assemble(
+    config: Config, base: Base, *, store: Store, journal: Journal, inbox: FeatureInbox, prepare: Prepare
+) -> Parts:
+    """Opens the buffer where it was left. Raises ConfigError for one of another release."""
+    database = Database(buffer_file(config.home_path, base))
+    learner, drafter = config.learner, config.drafter
+    buffer = Buffer(database, recent=learner.buffer_recent, reservoir=learner.buffer_reservoir)
+    shelf = Shelf(database, base)
+    bank = DrafterBank(base, shelf.artifact)
+    gamma = drafter.gamma if isinstance(drafter.gamma, int) and drafter.gamma else max(drafter.gamma_max, 1)
+    measurer = Measurer(base, bank, gamma=gamma, champion=lambda: shelf.champion.version)
+    lookout = Lookout.rebuild(buffer.history(HISTORY), database.state(_SETTLED) or {})
+
+    def watch(domain: str, measured: Measured) -> None:
+        lookout.update(domain, measured.live_sum, measured.positions)
+
+    consumer = Consumer(
+        store=store,
+        buffer=buffer,
+        measurer=measurer,
+        base=base,
+        inbox=inbox,
+        frozen=FrozenTarget(config, base.feature_layers),
+        recompute_all=config.trace.feature_share == 0,
+        listener=watch,
+    )
+    parts = Parts(
+        base=base,
+        database=database,
+        buffer=buffer,
+        shelf=shelf,
+        measurer=measurer,
+        consumer=consumer,
+        runner=AttemptRunner(config, base, buffer, bank, prepare=prepare),
+        rollout=Rollout(base, store, shelf, journal),
+        lookout=lookout,
+        progress=Progress(**(database.state(_PROGRESS) or {})),
+    )
+    parts.keep(parts.progress.resumed())
+    return parts

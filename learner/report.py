@@ -1,0 +1,86 @@
+"""What an attempt and a window look like in MLflow. Pure functions: numbers in, entries out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from learner.attempt import Attempt
+from learner.registry import AttemptEntry
+from learner.schedule import Outcome
+from shared.config import Config
+
+
+def attempt_entry(attempt: Attempt, outcome: Outcome, reason: str, why: str, config: Config) -> AttemptEntry:
+    """`why` it was made, and the `reason` of its outcome."""
+    decision, report, learner = attempt.decision, attempt.report, config.learner
+    metrics = {
+        "train/loss_first": report.loss_first,
+        "train/loss_last": report.loss_last,
+        "train/tokens": report.tokens,
+        "train/seconds": report.seconds,
+        "train/lost_alpha": report.lost,  # target probability outside the draft vocabulary
+        "gate/alpha_before": decision.alpha_champion,
+        "gate/alpha_after": decision.alpha_candidate,
+        "gate/gain": decision.gain,
+        "gate/gain_low": decision.ci_low,
+        "gate/gain_high": decision.ci_high,
+        "gate/requests": decision.requests,
+        "gate/promoted": outcome == "promoted",
+        **{f"probes/{domain}": gain for domain, gain in decision.probes.items()},
+        **{f"train/overlap_{depth}": overlap for depth, overlap in enumerate(report.overlap_last, start=1)},
+    }
+    params = {
+        "parent": attempt.parent,
+        "focus": ", ".join(attempt.focus) or "whatever has arrived",
+        "requests": attempt.requests,
+        "trained_to": attempt.snapshot,
+        "window_from": attempt.window[0],
+        "window_to": attempt.window[1],
+        "lora_rank": learner.lora_rank,
+        "lora_alpha": learner.lora_alpha,
+        "learning_rate": learner.learning_rate,
+        "loss": learner.loss,
+        "replay_share": learner.replay_share,
+    }
+    tags = {
+        "redraft.decision": outcome,
+        "redraft.reason": reason,
+        "redraft.why": why,
+        "redraft.candidate": attempt.artifact.manifest.version,
+        "mlflow.note.content": reason,
+    }
+    return AttemptEntry(
+        name=f"attempt {attempt.number}: {outcome}",
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+        params=params,
+        metrics={name: float(value) for name, value in metrics.items() if math.isfinite(value)},
+        tags=tags,
+        losses=tuple(loss for loss in report.losses if math.isfinite(loss)),
+    )
+
+
+def version_facts(attempt: Attempt) -> dict[str, Any]:
+    """What is kept with a promoted version."""
+    return {
+        "parent": attempt.parent,
+        "attempt": attempt.number,
+        "reason": attempt.decision.reason,
+        "trained_to": attempt.snapshot,
+        **attempt.artifact.manifest.metrics,
+    }
+
+
+def window_values(
+    values: Mapping[str, float], drift: Mapping[str, float], number: int, measured: Mapping[str, tuple[float, ...]]
+) -> dict[str, float]:
+    """The counted window, the drift scores and the champion's number; and by domain what the requests that were judged
+    in it say of the live and the static drafter: `measured` holds (live, static, positions)."""
+    found = {**values, "drafter_version": float(number), "drift": max(drift.values(), default=0.0)}
+    found |= {f"drift/{domain}": score for domain, score in drift.items()}
+    for domain, (live, static, positions) in measured.items():
+        if positions:
+            found |= {f"alpha_estimated/{domain}": live / positions, f"alpha_static/{domain}": static / positions}
+    return found
