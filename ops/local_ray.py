@@ -20,6 +20,7 @@ from shared.config import Config
 
 NAMESPACE = "redraft"
 OBJECT_STORE_BYTES = 512 * 2**20  # features on their way to the learner
+SPARE_CPUS = 1.0  # for short tasks of Serve's
 _SESSIONS_KEPT = 2  # older logs are removed at the start
 # A socket's path has at most 107 bytes, of which Ray's session and socket names take up to 64.
 _LONGEST_FOLDER = 42
@@ -44,8 +45,9 @@ def start_ray(supervisor: Supervisor, config: Config) -> None:
     ray.init(
         address="local",
         namespace=NAMESPACE,
-        num_cpus=max(os.cpu_count() or 1, math.ceil(config.serve.replicas * config.serve.replica_cpus) + 1),
-        num_gpus=None if config.serve.replica_gpus else 0,
+        # Reservations only decide what may be placed, so all of ours must fit, on a small machine too.
+        num_cpus=max(os.cpu_count() or 1, math.ceil(_reserved_cpus(config))),
+        num_gpus=None if config.serve.replica_gpus or config.learner.gpus else 0,
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
@@ -54,6 +56,10 @@ def start_ray(supervisor: Supervisor, config: Config) -> None:
     )
     # Ray puts a handler of its own there; ending is the business of whoever started the stack.
     signal.signal(signal.SIGTERM, terminate)
+
+
+def _reserved_cpus(config: Config) -> float:
+    return config.serve.replicas * config.serve.replica_cpus + config.learner.cpus + SPARE_CPUS
 
 
 def _folder(supervisor: Supervisor, wanted: Path) -> Path:

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -24,6 +24,8 @@ from ops.prepare import Preparation
 from ops.processes import Supervisor
 from ops.run_file import RunningStack, owned_home, write_run_file
 from shared.config import Config, ServeConfig
+
+LEARNER_STOP_S = 8.0  # an attempt in the middle of a training step takes a moment to notice
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Stack:
         self._say("Ray runs; loading the target")
         start_serving(self.supervisor, config)
         if config.learner.enabled:
-            start_learner(config)
+            start_learner(self.supervisor, config)
         children = {child.name: child.pid for child in self.supervisor.children}
         write_run_file(
             config.home_path,
@@ -109,11 +111,20 @@ def start_serving(supervisor: Supervisor, config: Config) -> None:
     deploy(config)
 
 
-def start_learner(config: Config) -> None:
-    """Starts the learner actor in the running Ray, and ends with it."""
+def start_learner(supervisor: Supervisor, config: Config) -> None:
+    """Starts the learner actor in the running Ray; the supervisor lets it close its runs and its database."""
+    import ray
+
     from learner.app import start
 
-    start(config)
+    learner = start(config)
+
+    def stop() -> None:
+        # One that does not answer in time ends with Ray: it resumes after a kill as well.
+        with suppress(ray.exceptions.RayError):
+            ray.get(learner.stop.remote(), timeout=LEARNER_STOP_S)
+
+    supervisor.on_exit(stop)
 
 
 def ask_ready(api: str) -> tuple[int, str]:

@@ -124,12 +124,13 @@ def _alpha(rows: list[dict[str, Any]]) -> Table:
 
 
 def _replicas(replicas: dict[str, dict[str, Any]]) -> Table:
-    fields = list(dict.fromkeys(field for status in replicas.values() for field in status))
-    table = Table("replica", *fields, title="Replicas", title_justify="left")
+    table = Table("replica", "state", title="Replicas", title_justify="left")
     for name, status in replicas.items():
-        table.add_row(name, *(_say(status.get(field, "")) for field in fields))
+        # Serve's names end in what tells replicas apart.
+        short = name.rpartition("#")[2] if "#" in name else name
+        table.add_row(short, ", ".join(f"{field} {_say(value)}" for field, value in status.items()))
     if not replicas:
-        table.add_row("(no heartbeat)")
+        table.add_row("(no heartbeat)", "")
     return table
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     parts: Any = stack
     parts.Preparation = lambda config: SimpleNamespace(wait=lambda: None, stop=lambda: None)
     parts.start_serving = serve_fake
-    parts.start_learner = lambda config: None
+    parts.start_learner = lambda supervisor, config: None
     cli.main(["up", "--target", "fake", *sys.argv[1:]])
 
 
