@@ -86,12 +86,14 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, object], reading: _
 
 
 async def _read(reply: httpx.Response, reading: _Reading) -> None:
-    async for line in reply.aiter_lines():
+    done = False
+    async for line in reply.aiter_lines():  # to its end: a stream that is left early costs the connection
         if not line.startswith("data:"):
             continue
         data = line[5:].strip()
         if data == "[DONE]":
-            return
+            done = True
+            continue
         chunk = json.loads(data)
         if "error" in chunk:
             raise ServiceDown(_message_of(data))
@@ -99,7 +101,8 @@ async def _read(reply: httpx.Response, reading: _Reading) -> None:
             reading.first_at = time.time()
         if chunk.get("usage"):
             reading.tokens = chunk["usage"]["completion_tokens"]
-    raise ServiceDown("the answer ended without [DONE]")
+    if not done:
+        raise ServiceDown("the answer ended without [DONE]")
 
 
 def _message_of(body: str) -> str:

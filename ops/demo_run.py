@@ -22,7 +22,7 @@ from shared.errors import ServiceDown
 
 IN_FLIGHT_S = 30.0  # for the last answers, when the time for traffic is over
 DRAIN_S = 60.0  # for the learner to measure what it was sent
-QUIET_S = 15.0  # without news and with an empty stream, no measurement is coming any more
+QUIET_S = 8.0  # without news and with an empty stream, no measurement is coming any more
 LOST_S = 90.0  # a replica that is not ready for this long is not coming back
 _TICK_S = 0.25
 _TEND_S = 1.0
@@ -101,14 +101,14 @@ class DemoRun:
     def _until_measured(self, display: Display) -> None:
         latest = min(time.monotonic() + DRAIN_S, self._session.deadline)
         measured, news_at = -1, time.monotonic()
+        answered = sum(1 for answer in self._traffic.answers if not answer.error)
         while time.monotonic() < latest:
             board = self._watch.board
             if len(board.measurements) != measured:
                 measured, news_at = len(board.measurements), time.monotonic()
-            lost = board.counters.total("traces_dropped") + board.counters.total("features_dropped")
-            answered = sum(1 for answer in self._traffic.answers if not answer.error)
             idle = board.depth is not None and board.depth.lag + board.depth.pending == 0
-            if measured >= answered - lost or (idle and time.monotonic() - news_at > QUIET_S):
+            quiet = idle and time.monotonic() - news_at > QUIET_S
+            if quiet or measured >= answered - board.counters.total("traces_dropped"):
                 return
             self._tick(display, f"the learner measures the last {answered - measured}")
 

@@ -31,6 +31,8 @@ def demo_settings(arguments: Namespace) -> Settings:
         sources["gate.min_gain"] = "--no-learn"
     if sources["redis.prefix"] == "default":  # a given server may hold another installation
         config = replace(config, redis=replace(config.redis, prefix=f"{config.redis.prefix}-demo-{time.time_ns():x}"))
+    if sources["mlflow.tracking_uri"] != "--set":  # nor may its registered champion be found, or moved
+        config = replace(config, mlflow=replace(config.mlflow, tracking_uri=""))
     return Settings(replace(config, home=str(config.home_path / "demo")), sources)
 
 

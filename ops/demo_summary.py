@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -54,7 +55,7 @@ def _facts(report: Mapping[str, Any]) -> list[str]:
         + (f", [yellow]{requests['unmeasured']:,} were not[/]" if requests["unmeasured"] else "")
     ]
     if requests["failed"]:
-        lines.append(f"[red]{requests['failed']:,} requests failed[/]; the first: {requests['first_error']}")
+        lines.append(f"[red]{requests['failed']:,} requests failed[/]; the first: {escape(requests['first_error'])}")
     lines.append(_promotions(report))
     if check["tested"] and check["expected_tested"]:
         counted = check["accepted"] / check["tested"]

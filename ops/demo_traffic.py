@@ -81,6 +81,7 @@ class Traffic:
         except BaseException as error:  # handed to whoever asks whether it is over
             self._failure = error
         finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
     async def _serve_all(self) -> None:

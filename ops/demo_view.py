@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich import box
 from rich.console import Group, RenderableType
 from rich.layout import Layout
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -63,7 +61,7 @@ def _header(scene: Scene, width: int) -> RenderableType:
     title.add_column(justify="right")
     control = "" if scene.learning else "  [bold yellow]control: nothing is promoted[/]"
     title.add_row(
-        f"[bold]Redraft[/]  {scene.model}  [bold]{scene.phase}[/]{control}",
+        f"[bold]Redraft[/]  {escape(scene.model)}  [bold]{scene.phase}[/]{control}",
         f"{_clock(scene.elapsed)} / {_clock(scene.seconds)}",
     )
     return Group(title, _progress(scene, width))
@@ -104,7 +102,6 @@ def _facts(scene: Scene) -> Panel:
     table.add_row("tokens/s", f"[bold]{_number(speed, 0)}[/]")
     table.add_row("gamma", _number(gamma, 1))
     table.add_row("drafter", f"[bold]{board.version or '–'}[/]")
-    table.add_row("swaps", f"{len(board.promotions)} promoted")
     table.add_row("requests", f"{running} running, {waiting} waiting")
     table.add_row("answered", f"{scene.answered:,}" + (f", [red]{scene.failed} failed[/]" if scene.failed else ""))
     depth = board.depth
@@ -112,8 +109,7 @@ def _facts(scene: Scene) -> Panel:
     table.add_row("measured", _measured(scene))
     dropped = board.counters.total("traces_dropped") + board.counters.total("features_dropped")
     table.add_row("dropped", f"[yellow]{dropped:,.0f}[/]" if dropped else "0")
-    table.add_row("learner", _learner_state(scene))
-    for name, value in _learner_facts(board.learner):
+    for name, value in _learner_facts(scene):
         table.add_row(name, value)
     return Panel(table, title="now", title_align="left", border_style=_BASE)
 
@@ -157,12 +153,20 @@ def _measured(scene: Scene) -> str:
 
 
 def _learner_state(scene: Scene) -> str:
-    return str(scene.board.learner.get("state") or ("–" if scene.learning else "measures only"))
+    return str(scene.board.learner.get("state") or "–")
 
 
-def _learner_facts(learner: Mapping[str, Any]) -> list[tuple[str, str]]:
-    shown = {"attempts": "attempts", "fresh_tokens": "new tokens"}
-    return [(label, f"{learner[name]:,}") for name, label in shown.items() if name in learner]
+def _learner_facts(scene: Scene) -> list[tuple[str, str]]:
+    """What it does, part by part, and what it waits for before the next attempt."""
+    learner = scene.board.learner
+    whole, _, details = _learner_state(scene).partition(": ")
+    state, *more = [whole, *details.split(", ")] if details else [whole]
+    facts = [("learner", f"[bold]{escape(state)}[/]"), *(("", escape(part)) for part in more)]
+    if learner.get("next") and not more:
+        facts.append(("next", escape(str(learner["next"]))))
+    if "attempts" in learner:
+        facts.append(("attempts", f"{learner['attempts']}, {learner.get('promotions', 0)} promoted"))
+    return facts
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ops.demo_alpha import Measurement
@@ -39,9 +39,10 @@ class Sources(Protocol):
 
 @dataclass(frozen=True)
 class Promotion:
+    number: int  # of the champion
     version: str
     at: float  # seconds since the epoch
-    reason: str
+    reason: str  # empty until the learner has said it
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,14 @@ class Watch:
         note(answer)
 
     def _note_champion(self, champion: Champion | None) -> None:
-        if champion is None or champion.number <= self._champion:
-            return
-        self._champion = champion.number
-        decision = self._learner().get("decision", "")
-        self._promotions.append(Promotion(champion.version, champion.created_at, str(decision)))
+        if champion is not None and champion.number > self._champion:
+            self._champion = champion.number
+            self._promotions.append(Promotion(champion.number, champion.version, champion.created_at, ""))
+        # The pointer moves before the heartbeat that tells why.
+        learner = self._learner()
+        for i, promotion in enumerate(self._promotions):
+            if not promotion.reason and learner.get("number") == promotion.number:
+                self._promotions[i] = replace(promotion, reason=str(learner.get("decision", "")))
 
     def _note_ready(self, answer: tuple[int, str]) -> None:
         status, self.ready_answer = answer
@@ -148,7 +152,7 @@ class Watch:
             learner=self._learner(),
             replicas=self._replicas(),
             depth=self._news.get("depth"),
-            trouble=tuple(self._trouble.values()),
+            trouble=(*self._trouble.values(), *(f"learner: {text}" for text in self._learner().get("trouble", ()))),
         )
 
     def _learner(self) -> Mapping[str, Any]:

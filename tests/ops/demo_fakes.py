@@ -135,12 +135,17 @@ def synthetic_run(*, seconds: float = 600.0, seed: int = 0) -> Run:
             windows=tuple(_windows(measured, seconds)),
             measurements=tuple(measured),
             promotions=tuple(
-                Promotion(f"v{n}", START + share * seconds, "promoted: alpha 0.38 -> 0.47 (+0.090, at least +0.060)")
+                Promotion(n, f"v{n}", START + share * seconds, "promoted: alpha 0.38 -> 0.47 (+0.090, at least +0.060)")
                 for n, share in enumerate((0.3, 0.38, 0.5, 0.7, 0.82), start=1)
             ),
             counters=Counters({"traces_dropped": 0.0, "emitted|domain=sql": TOKENS_A_SECOND * seconds}),
             version="v5",
-            learner={"state": "training", "decision": "promoted: alpha 0.38 -> 0.47 (+0.090, at least +0.060)"},
+            learner={
+                "state": "attempt 6: training, step 3 of 40",
+                "attempts": 6,
+                "promotions": 5,
+                "decision": "promoted: alpha 0.38 -> 0.47 (+0.090, at least +0.060)",
+            },
             replicas=({"drafter_version": "v5", "running": 8, "waiting": 0},),
             depth=StreamDepth(120, 1, 2, 0, 0),
         ),

@@ -35,6 +35,12 @@ def test_it_has_a_home_and_a_prefix_of_its_own(tmp_path: Path) -> None:
     assert _settings("--set", "redis.prefix=mine").config.redis.prefix == "mine"
 
 
+def test_another_mlflow_is_used_only_when_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRAFT_MLFLOW_TRACKING_URI", "http://real")
+    assert _settings().config.mlflow.tracking_uri == ""
+    assert _settings("--set", "mlflow.tracking_uri=http://mine").config.mlflow.tracking_uri == "http://mine"
+
+
 def test_settings_pass_through() -> None:
     chosen = _settings("--gamma", "3", "--set", "learner.lora_rank=8")
     assert (chosen.config.drafter.gamma, chosen.config.learner.lora_rank) == (3, 8)

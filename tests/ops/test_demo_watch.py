@@ -35,14 +35,17 @@ def test_measurements_and_counters_add_up() -> None:
 def test_a_promotion_is_noticed_once_with_the_reason_that_the_gate_gave() -> None:
     watch, sources, _ = _watch()
     sources.heartbeats = {
-        "learner": {"state": "waiting", "decision": "promoted: it is better"},
+        "learner": {"number": 0, "decision": "kept: an older decision"},
         "replica:a": {"drafter_version": "v1"},
     }
     sources.pointer = champion(1)
     watch.look()
+    assert [(p.version, p.reason) for p in watch.board.promotions] == [("v1", "")]  # the heartbeat is a second late
+    sources.heartbeats["learner"] = {"number": 1, "decision": "promoted: it is better"}
     watch.look()
-    (promotion,) = watch.board.promotions
-    assert (promotion.version, promotion.reason) == ("v1", "promoted: it is better")
+    sources.heartbeats["learner"] = {"number": 1, "decision": "kept: a later decision"}
+    watch.look()
+    assert [(p.version, p.reason) for p in watch.board.promotions] == [("v1", "promoted: it is better")]
     assert watch.board.version == "v1"
 
 
@@ -57,15 +60,15 @@ def test_what_was_champion_before_the_run_is_no_promotion() -> None:
 def test_a_part_that_is_away_is_named_and_its_last_news_stay() -> None:
     watch, sources, clock = _watch()
     sources.news = [measurement(0)]
-    sources.heartbeats = {"learner": {"state": "training"}}
+    sources.heartbeats = {"learner": {"state": "training", "trouble": ["MLflow is away"]}}
     watch.look()
     sources.broken = {"redis", "learner"}
     clock.now += WINDOW_S
     watch.look()
-    assert len(watch.board.trouble) == 2
+    assert [text.partition(":")[0] for text in watch.board.trouble] == ["redis", "learner", "learner"]
     assert watch.board.learner["state"] == "training"
     assert len(watch.board.measurements) == 1
-    sources.broken = set()
+    sources.broken, sources.heartbeats = set(), {}
     watch.look()
     assert not watch.board.trouble
 
