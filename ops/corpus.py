@@ -29,11 +29,9 @@ class Corpus:
             lines = self._index.read_text(encoding="utf-8").split("\n")[:-1]  # a torn last line has no newline
             self._entries = [tuple(json.loads(line)) for line in lines]
             self._index.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        self.only: set[str] | None = None  # what iteration is narrowed to
         self._cut(self._traces, self._entries[-1][2] if self._entries else 0)
         self._cut(self._features, self._entries[-1][3] if self._entries else 0)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @property
     def ids(self) -> set[str]:
@@ -51,13 +49,14 @@ class Corpus:
         self._entries.append(entry)
 
     def __iter__(self) -> Iterator[tuple[TraceRecord, Tensor]]:
-        """Every record; features are views of the mapped file."""
+        """Every record of `only`, or all; features are views of the mapped file."""
         traces = self._traces.read_bytes() if self._entries else b""
         mapped = np.memmap(self._features, dtype=np.uint8, mode="c") if self._entries else np.zeros(0, np.uint8)
         trace_start = feature_start = 0
-        for _, _, trace_end, feature_end, width in self._entries:
-            rows = torch.from_numpy(mapped[feature_start:feature_end].view(np.float16).reshape(-1, width))
-            yield decode(traces[trace_start:trace_end]), rows
+        for name, _, trace_end, feature_end, width in self._entries:
+            if self.only is None or name in self.only:
+                rows = torch.from_numpy(mapped[feature_start:feature_end].view(np.float16).reshape(-1, width))
+                yield decode(traces[trace_start:trace_end]), rows
             trace_start, feature_start = trace_end, feature_end
 
     def digest(self) -> str:

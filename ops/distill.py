@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", choices=("auto", "fp16", "int8", "fp32", "bf16"))
     parser.add_argument("--out", type=Path, required=True, help="folder for drafter.safetensors and manifest.json")
     parser.add_argument("--prompts", type=int, default=1000, help="training prompts a domain (default: %(default)s)")
+    parser.add_argument("--answers", type=int, default=0, help="stop after this many in all (default: every prompt)")
     parser.add_argument("--held-out", type=int, default=60, help="judging prompts a domain (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="answers generated together (default: %(default)s)")
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--epochs", type=float, default=3.0, help="passes over the answers (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--batch-tokens", type=int, default=512, help="learnt from in a step (default: %(default)s)")
     parser.add_argument("--ttt-steps", type=int, default=3, help="draft depths unrolled (default: %(default)s)")
     parser.add_argument("--gamma", type=int, default=4, help="for judging (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
@@ -63,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     home = Config(home=getattr(args, "home", None) or Config().home).home_path
     target = load_model(args.target, home=home, weights=args.dtype)
     folder = args.data or home / "distill" / f"{target.name}-seed{args.seed}"
-    data = DataSettings(DISTILLED, "train", args.prompts, args.max_tokens, args.batch, args.seed)
+    data = DataSettings(DISTILLED, "train", args.prompts, args.max_tokens, args.batch, args.seed, answers=args.answers)
     corpus = _answers(target, data, folder / "train")
     held_out = {
         domain: _answers(
@@ -91,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
             "command": _command(args),
             "seed": args.seed,
             "data_sha256": corpus.digest(),
-            "answers": len(corpus),
+            "answers": len(examples),
             "tokens": sum(len(example.record.output_ids) for example in examples),
             "torch": torch.__version__,
         },
@@ -105,7 +107,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _answers(target: LoadedModel, data: DataSettings, folder: Path) -> Corpus:
     corpus = Corpus(folder)
-    generate(target, requests_for(target, data), corpus, batch=data.batch)
+    requests = requests_for(target, data)
+    generate(target, requests, corpus, batch=data.batch)
+    corpus.only = {request.id for request in requests}  # an earlier call may have asked for more
     return corpus
 
 
@@ -120,6 +124,7 @@ def _fresh_head(args: argparse.Namespace, home: Path, corpus: Corpus, target: Lo
 def _train(head: Eagle3Head, examples: Sequence[Example], args: argparse.Namespace) -> TrainReport:
     settings = TrainSettings(
         learning_rate=args.learning_rate,
+        batch_tokens=args.batch_tokens,
         epochs=args.epochs,
         ttt_steps=args.ttt_steps,
         bf16=bf16_pays(next(head.parameters()).device),
@@ -171,11 +176,13 @@ def _command(args: argparse.Namespace) -> str:
     shown = (
         "target",
         "prompts",
+        "answers",
         "held_out",
         "max_tokens",
         "draft_vocab",
         "epochs",
         "learning_rate",
+        "batch_tokens",
         "ttt_steps",
         "seed",
     )

@@ -39,6 +39,7 @@ class DataSettings:
     batch: int
     seed: int
     greedy_only: bool = False
+    answers: int = 0  # of all domains together; 0: one for every prompt
 
 
 def chat_ids(target: LoadedModel, prompt: str) -> tuple[int, ...]:
@@ -67,7 +68,7 @@ def requests_for(target: LoadedModel, settings: DataSettings) -> list[Generation
             max_tokens=settings.max_tokens,
         )
         requests.append(GenerationRequest(name, chat_ids(target, prompt), params, domain))
-    return requests
+    return requests[: settings.answers or None]
 
 
 def generate(target: LoadedModel, requests: Sequence[GenerationRequest], corpus: Corpus, *, batch: int) -> None:
