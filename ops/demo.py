@@ -7,6 +7,7 @@ Starts the local stack, drives it over HTTP, shows it live, and ends with a summ
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -31,6 +32,7 @@ from shared.errors import RedraftError
 MINUTES = 13.0
 _END_S = 60.0  # of the budget, for draining, the picture and stopping
 _LEAST_TRAFFIC_S = 30.0
+_PIPE_WIDTH = 100
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(arguments: Namespace) -> int:
     began = time.monotonic()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     chosen = demo_settings(arguments)
     require_writable("--png", arguments.png)
     require_writable("--json", arguments.json)

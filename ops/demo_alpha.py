@@ -94,24 +94,27 @@ class Agreement:
 
     accepted: float
     tested: float
-    expected_accepted: float
-    expected_tested: float
-    difference_ci95: Interval | None  # counted minus expected
+    expected_accepted: float  # had each request been tested as often as it was, at its estimated α
+    difference_ci95: Interval | None  # counted minus expected α
 
 
 def agreement(measurements: Sequence[Measurement], *, seed: int = 0) -> Agreement:
-    """Over the unseeded ones: a seeded request accepts by coupling, a little less often than the estimate says."""
+    """Over the unseeded ones: a seeded request accepts by coupling, a little less often than the estimate says.
+
+    The estimate drafts at every position; serving, under gamma auto, more where α is high. So each request's estimate
+    is weighted by how often that request was really tested.
+    """
     rows = np.array(
         [
-            (m.accepted, m.tested, m.live_expected_accepted, m.live_expected_tested)
+            (m.accepted, m.tested, m.live_expected_accepted / m.live_expected_tested * m.tested)
             for m in measurements
-            if not m.seeded and m.tested
+            if not m.seeded and m.tested and m.live_expected_tested
         ],
         dtype=np.float64,
-    ).reshape(-1, 4)
-    interval = _bootstrap([rows], lambda s: _over(s[:, 0], s[:, 1]) - _over(s[:, 2], s[:, 3]), seed)
-    accepted, tested, expected_accepted, expected_tested = (float(total) for total in rows.sum(0))
-    return Agreement(accepted, tested, expected_accepted, expected_tested, interval)
+    ).reshape(-1, 3)
+    interval = _bootstrap([rows], lambda sums: _over(sums[:, 0] - sums[:, 2], sums[:, 1]), seed)
+    accepted, tested, expected = (float(total) for total in rows.sum(0))
+    return Agreement(accepted, tested, expected, interval)
 
 
 def _bootstrap(groups: Sequence[NDArray[np.float64]], statistic: Statistic, seed: int) -> Interval | None:

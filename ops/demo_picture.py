@@ -56,8 +56,8 @@ def smooth(tokens: Sequence[float], sums: Sequence[float], positions: Sequence[i
     half_window = min(max(n // _SHARE, _LEAST), _MOST) // 2
     alpha, half = np.zeros(n), np.zeros(n)
     for i in range(n):
-        # As many on both sides, fewer at the ends: a lopsided window would shift the line.
-        reach = max(min(half_window, i, n - 1 - i), min(half_window, _LEAST // 2))
+        # As many on both sides and fewer towards the ends, since a lopsided window shifts the line; but never too few.
+        reach = max(min(half_window, i, n - 1 - i), (half_window + 1) // 2)
         mine = slice(max(i - reach, 0), i + reach + 1)
         total = c[mine].sum()
         alpha[i] = s[mine].sum() / total

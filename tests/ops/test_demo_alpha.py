@@ -92,12 +92,22 @@ def test_the_interval_is_repeatable_and_needs_two_requests() -> None:
 
 
 def test_agreement_compares_what_was_counted_with_the_estimate_on_the_same_requests() -> None:
-    rows = [measurement(n, accepted=20 + n % 3, tested=40, live_expected_accepted=21.0) for n in range(30)]
+    rows = [
+        measurement(n, accepted=20 + n % 3, live_expected_accepted=21.0) for n in range(30)
+    ]  # 40 tested on both sides
     seeded = measurement(99, seeded=True, accepted=0)
     plain = measurement(98, accepted=0, tested=0)  # gamma was 0: nothing was counted that could be compared
     found = agreement([*rows, seeded, plain])
     assert (found.accepted, found.tested) == (20 * 10 + 21 * 10 + 22 * 10, 30 * 40)
-    assert (found.expected_accepted, found.expected_tested) == (30 * 21, 30 * 40)
+    assert found.expected_accepted == 30 * 21
     low, high = found.difference_ci95 or (1, 1)
-    assert low < 0 < high  # 21 of 40 on both sides
+    assert low < 0 < high
     assert agreement([]).difference_ci95 is None
+
+
+def test_agreement_weighs_a_request_by_how_often_it_was_tested() -> None:
+    # α is 0.9 where all positions were drafted, and 0.1 where gamma auto gave up early: no contradiction.
+    good = [measurement(n, accepted=36, live_expected_accepted=36.0) for n in range(20)]
+    bad = [measurement(n, accepted=1, tested=10, live_expected_accepted=4.0) for n in range(20)]
+    found = agreement([*good, *bad])
+    assert found.difference_ci95 == pytest.approx((0, 0))
