@@ -21,9 +21,14 @@ class Preparation:
     """The running process; it goes on while other parts of the stack start."""
 
     def __init__(self, config: Config) -> None:
-        # Standard error is the terminal's: that is where the progress bar belongs.
+        # Standard error is the terminal's: that is where the progress bar belongs. Its Ctrl-C is the parent's, which
+        # ends this process without a traceback.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ops.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "ops.prepare"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(config.to_dict()))
