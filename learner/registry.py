@@ -60,7 +60,7 @@ class AttemptEntry:
 
 
 class Registry:
-    """`session` names one life of the stack: an actor that restarts goes on with the same serving run."""
+    """`session` names one life of the stack (letters and digits): an actor that restarts goes on with the same run."""
 
     def __init__(self, config: Config, session: str) -> None:
         self._uri, self._experiment_name = config.mlflow.tracking_uri, config.mlflow.experiment
@@ -91,7 +91,7 @@ class Registry:
 
             serving = self._serving_run(client)
             tags = {**entry.tags, "redraft.kind": "attempt", "redraft.session": self._session}
-            run = self._find_run(client, {**tags, "mlflow.runName": entry.name})
+            run = self._find_run(client, "attempt", {"mlflow.runName": entry.name})
             if run is None:
                 tags |= {"mlflow.parentRunId": serving}
                 made = client.create_run(
@@ -225,6 +225,7 @@ class Registry:
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _HTTP_RETRIES)
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
             os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+            os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
             import mlflow
 
             # Also for the whole process: sources of the form models:/ are resolved through it.
@@ -239,20 +240,26 @@ class Registry:
         found = client.get_experiment_by_name(self._experiment_name)
         self._experiment = found.experiment_id if found else client.create_experiment(self._experiment_name)
         _ensure_model(client)
-        home = {name: self._tags[name] for name in ("redraft.kind", "redraft.home")}
-        for run in client.search_runs([self._experiment], f"{_all(home)} and attributes.status = 'RUNNING'"):
-            if run.data.tags.get("redraft.session") != self._session:
+        running = "tags.`redraft.kind` = 'serving' and attributes.status = 'RUNNING'"
+        for run in client.search_runs([self._experiment], running):
+            tags = run.data.tags
+            here = tags.get("redraft.home") == self._tags["redraft.home"]
+            if here and tags.get("redraft.session") != self._session:
                 client.set_terminated(run.info.run_id, "KILLED")
-        serving = self._find_run(client, self._tags)
+        serving = self._find_run(client, "serving", {"redraft.home": self._tags["redraft.home"]})
         if serving is None:
             name = time.strftime("serving %Y-%m-%d %H:%M:%S")
             serving = client.create_run(self._experiment, tags=self._tags, run_name=name).info.run_id
         self._serving = serving
         return serving
 
-    def _find_run(self, client: Any, tags: Mapping[str, str]) -> str | None:
-        runs = client.search_runs([self._experiment], _all(tags), max_results=1)
-        return str(runs[0].info.run_id) if runs else None
+    def _find_run(self, client: Any, kind: str, tags: Mapping[str, str]) -> str | None:
+        """A run of this session; `tags` are compared here, since a filter cannot hold every text."""
+        mine = f"tags.`redraft.kind` = '{kind}' and tags.`redraft.session` = '{self._session}'"
+        for run in client.search_runs([self._experiment], mine):
+            if tags.items() <= run.data.tags.items():
+                return str(run.info.run_id)
+        return None
 
     def _model_version(self, client: Any, version: str, blob_hash: str = "") -> Any:
         """The newest version in MLflow that carries this name of ours."""
@@ -268,15 +275,6 @@ def _ensure_model(client: Any) -> None:
 
 def _manifest_text(blob: bytes) -> str:
     return json.dumps(asdict(open_blob(blob).manifest), indent=2, sort_keys=True) + "\n"
-
-
-def _all(tags: Mapping[str, str]) -> str:
-    """A search filter for runs that carry all of these."""
-    return " and ".join(f"tags.`{name}` = '{_quoted(value)}'" for name, value in tags.items())
-
-
-def _quoted(value: str) -> str:
-    return value.replace("'", "''")
 
 
 def _named(key: str) -> str:
