@@ -29,8 +29,8 @@ STATS = RequestStats(
     num_spec_tokens=4,
     drafter_version="v7",
 )
-# Seconds that a fake replica takes for a token, and for a request that it holds: long beside the way through Serve.
-TOKEN_S, HOLD_S = 0.3, 4.0
+TOKEN_S = 0.3  # that a fake replica takes for a token: long beside the way through Serve
+STAY_S = 600.0  # that no test waits for
 
 
 @dataclass(frozen=True)
@@ -123,27 +123,31 @@ class FakeReplica:
 
 
 class ObedientLoop(FakeLoop):
-    """A fake loop in another process, led by a request's domain: `exit` is a crash, `hold` ignores the queue's end."""
+    """A fake loop in another process, led by a request's domain: `exit` is a crash, `stay` does not end by itself."""
 
     def check(self, request: GenerationRequest) -> None:
-        if request.domain != "hold":
+        if request.domain != "stay":
             super().check(request)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         if request.domain == "exit":
             os._exit(1)
-        if request.domain == "hold":
-            await asyncio.sleep(HOLD_S)
+        if request.domain == "stay":
+            self.running.add(request.id)
+            try:
+                await asyncio.sleep(STAY_S)
+            finally:
+                self.running.discard(request.id)
         async for event in super().generate(request):
             yield event
 
 
 def load_fake_replica(config: Config, replica_id: str, features: object) -> FakeReplica:
-    """To be given to `serving.app.deploy`. `target.model` says how it goes: fake, slow (3 s to load), or wrong."""
+    """To be given to `serving.app.deploy`. `target.model` says how it goes: fake, wrong, or gated (by a file `go`)."""
     if config.target.model == "wrong":
         raise ConfigError("target.model", "there is no such model", "Name one that exists")
-    if config.target.model == "slow":
-        time.sleep(3)
+    while config.target.model == "gated" and not (config.home_path / "go").exists():
+        time.sleep(0.05)
     script = f"{os.environ['OMP_NUM_THREADS']} threads, {os.environ['OMP_WAIT_POLICY']} waiting"
     tokenizer = build_tiny_tokenizer(320)
     loaded = SimpleNamespace(tokenizer=tokenizer, name="tiny", fingerprint="ab12:fp16", token_count=len(tokenizer))

@@ -8,7 +8,6 @@ lost), and say so as plain text. Answers of our own pass through untouched, stre
 from __future__ import annotations
 
 import json
-from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -47,7 +46,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            content_type = Headers(raw=message["headers"]).get("content-type", "text/plain")
+            content_type = Headers(raw=message["headers"]).get("content-type", "")
             if message["status"] >= 400 and content_type.startswith("text/plain"):
                 self._plain = message
                 return
@@ -62,7 +61,7 @@ class _Answer:
 
     async def say(self, status: int, text: str, headers: dict[str, str]) -> None:
         code = _CODES.get(status, "internal_error" if status >= 500 else None)
-        body = json.dumps(envelope(status, text or HTTPStatus(status).phrase, code=code)).encode()
+        body = json.dumps(envelope(status, text or f"HTTP status {status}", code=code)).encode()
         if status in (429, 503):
             headers.setdefault("retry-after", "1")
         headers |= {"content-type": "application/json", "content-length": str(len(body))}

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from tests.fakes import TOKEN_S, load_fake_replica
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 MODEL = "tiny"
-MAX_BATCH, MAX_QUEUE = 2, 1
+MAX_BATCH, MAX_QUEUE = 1, 2
 
 
 def free_port() -> int:
@@ -28,31 +29,38 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def config_for(port: int, **target: Any) -> Config:
+def config_for(port: int, home: Path = Path(), model: str = "fake") -> Config:
     return config_from_flat(
         {
+            "home": str(home),
+            "target.model": model,
             "serve.port": port,
             "serve.replica_cpus": 0.1,
             "serve.drain_s": 5,
             "engine.max_batch": MAX_BATCH,
             "engine.max_queue": MAX_QUEUE,
             "engine.threads": 3,
-            "target.model": "fake",
         }
-        | {f"target.{name}": value for name, value in target.items()}
     )
 
 
 @pytest.fixture(scope="module")
-def address(ray_cluster: None) -> Iterator[str]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def address(ray_cluster: None, home: Path) -> Iterator[str]:
+    """A service that has begun to load; it goes on once there is a file `go` in its home."""
     port = free_port()
-    deploy(config_for(port, model="slow"), wait=False, load=load_fake_replica)
+    deploy(config_for(port, home, "gated"), wait=False, load=load_fake_replica)
     yield f"http://127.0.0.1:{port}"
     shutdown()
 
 
 @pytest.fixture
-def ready(address: str) -> str:
+def ready(address: str, home: Path) -> str:
+    (home / "go").touch()
     wait_until(lambda: httpx.get(f"{address}/readyz", timeout=60).status_code == 200, "ready")
     return address
 
@@ -97,11 +105,11 @@ def test_leaving_cancels_in_the_replica(ready: str, stream: bool) -> None:
                 while (await client.get("/readyz")).json()["running"] != count:
                     await asyncio.sleep(0.05)
 
-            body = generation(stream=stream) | {"prompt": ["a", "b"]}
+            body = generation("stay", stream) | {"prompt": ["a", "b"]}
             request = asyncio.create_task(client.post("/v1/completions", json=body))
-            await asyncio.wait_for(until_running(2), 30)
+            await asyncio.wait_for(until_running(2), 60)
             request.cancel()
-            await asyncio.wait_for(until_running(0), TOKEN_S * 2)  # it had three tokens, each TOKEN_S, to say
+            await asyncio.wait_for(until_running(0), 60)  # it would have stayed for ten minutes
 
     asyncio.run(come_and_go())
 
@@ -117,14 +125,27 @@ def test_a_full_replica_refuses_by_itself_and_still_answers_probes(ready: str) -
 
 
 def test_refusals_of_serve_itself_wear_the_envelope(ready: str) -> None:
-    held = 2 * ongoing_limit(config_for(0))  # in the replica and waiting for it
-    answers = asyncio.run(flood(ready, held + 20, domain="hold"))
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert refused
-    for answer in refused:
-        error = answer.json()["error"]
-        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-        assert int(answer.headers["retry-after"]) >= 1
+    async def refused() -> httpx.Response:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=ready, timeout=120, limits=limits) as client:
+            waiting: set[asyncio.Task[httpx.Response]] = set()
+            done: set[asyncio.Task[httpx.Response]] = set()
+            while not done:  # the replica's places first, then the proxy's
+                body = generation("stay")
+                waiting.add(asyncio.create_task(client.post("/v1/completions", json=body)))
+                done, waiting = await asyncio.wait(waiting, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+                assert len(waiting) < 6 * ongoing_limit(config_for(0)), "Serve takes requests without a bound"
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return done.pop().result()
+
+    answer = asyncio.run(refused())
+    assert answer.status_code == 429
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "backpressure" in error["message"]  # Serve's own words, not the replica's
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_a_lost_replica_is_an_envelope_and_comes_back(ready: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -292,6 +293,34 @@ async def test_what_fails_in_a_stream_is_its_last_event(
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["code"] == code
     assert "[DONE]" not in answer.text
+
+
+async def test_a_client_that_left_breaks_nothing(http: httpx.AsyncClient, loop: FakeLoop) -> None:
+    loop.token_s = 0.05
+    sent: list[dict[str, Any]] = []
+    body = [json.dumps(TEXT).encode()]
+
+    async def receive() -> dict[str, Any]:
+        if body:
+            return {"type": "http.request", "body": body.pop()}
+        await asyncio.sleep(0.02)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    transport = http._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    await transport.app(scope, receive, send)  # type: ignore[arg-type]
+    assert loop.cancelled == [request.id for request in loop.seen] != []
+    assert sent[0]["status"] == 499
 
 
 async def test_one_failing_choice_cancels_the_others(http: httpx.AsyncClient, loop: FakeLoop) -> None:
