@@ -93,3 +93,31 @@ class BrokenDrafter(PlaybackDrafter):
         if self._left <= 0:
             raise RuntimeError("this drafter breaks on purpose")
         return super().propose(jobs)
+
+
+class LyingDrafter(ModelDrafter):
+    """Breaks law 2: the q that it names is flatter than the one that drew its tokens. The laws' tests must see it."""
+
+    kind = "lying"
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
+        return [replace(draft, probs=self._flatter(draft.probs)) for draft in super().propose(jobs)]
+
+    @staticmethod
+    def _flatter(probs: Tensor | None) -> Tensor | None:
+        return None if probs is None else probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)
+
+
+class PickyDrafter(ModelDrafter):
+    """Breaks law 2: drops a draft because of the token that was drawn. The laws' tests must see it."""
+
+    kind = "picky"
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
+        return [self._cut(draft) for draft in super().propose(jobs)]
+
+    @staticmethod
+    def _cut(draft: Draft) -> Draft:
+        length = next((i for i, token in enumerate(draft.token_ids) if token % 2), draft.gamma)
+        probs = draft.probs[:length] if draft.probs is not None and length else None
+        return Draft(draft.token_ids[:length], draft.parents[:length], probs, draft.version)

@@ -26,7 +26,7 @@ from shared.models.eagle3 import Eagle3Config, Eagle3Head
 from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import LoadedModel, load_model
 from shared.trace import Sampling
-from tests.fakes_drafters import ContraryDrafter, PointMassDrafter, ShortDrafter
+from tests.fakes_drafters import ContraryDrafter, LyingDrafter, PickyDrafter, PointMassDrafter, ShortDrafter
 from tests.tiny import build_tiny_model
 
 KINDS = ("none", "eagle3", "model", "contrary", "point_mass", "short")
@@ -38,6 +38,9 @@ _MODEL_KINDS: dict[str, type[ModelDrafter]] = {
     "contrary": ContraryDrafter,
     "point_mass": PointMassDrafter,
     "short": ShortDrafter,
+    # Not in KINDS, since they break a law: they show that its test sees it.
+    "lying": LyingDrafter,
+    "picky": PickyDrafter,
 }
 
 

@@ -1,8 +1,7 @@
 """Laws 1, 3 and 6: a greedy or seeded answer is the same with any drafter, any gamma, any batch and across swaps.
 
-Every answer is also teacher-forced to its end through a dense reference that shares nothing with the engine: each token
-must be the reference's own pick, or tie with it within `TIE` of a logit. An answer may differ from the plain one only
-from such a tie on.
+The plain answers, and any that differs from them, are teacher-forced to their end through a dense reference that shares
+nothing with the engine: each token must be the reference's own pick, or tie with it within `TIE` of a logit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import Tensor
 from serving.batch import Answer
 from serving.engine.engine import Engine
 from serving.engine.request import GenerationRequest
-from serving.spec.gamma import GammaController
 from serving.spec.noise import gumbel
 from shared.sampling import filtered_probs
 from shared.trace import Sampling
@@ -42,7 +40,7 @@ def requests_of(bench: Bench, *, turn: int = 0) -> list[GenerationRequest]:
         sampling = None if i % 2 == 0 else SEEDED[i // 2 % len(SEEDED)]
         seed = None if sampling is None else 1000 + i
         domain = f"g{1 + (i // 2 + turn) % 4}"
-        found.append(request(f"r{i}", prompt, sampling, seed=seed, domain=domain, max_tokens=40 + i % 7))
+        found.append(request(f"r{i}", prompt, sampling, seed=seed, domain=domain, max_tokens=40 + i % 3))
     return found
 
 
@@ -82,28 +80,33 @@ def gaps(bench: Bench, asked: Sequence[GenerationRequest], answers: Mapping[str,
 def check(
     bench: Bench, asked: Sequence[GenerationRequest], answers: Mapping[str, Answer], plain: Mapping[str, Answer]
 ) -> None:
-    missed = gaps(bench, asked, answers)
-    differing = 0
+    differing = []
     for r in asked:
         answer = answers[r.id]
-        assert answer.ending.completion_tokens == r.params.max_tokens >= 40
-        assert missed[r.id].max() < TIE, f"{r.id} leaves the reference at {int(missed[r.id].argmax())}"
+        assert answer.ending.completion_tokens == len(answer.token_ids) == r.params.max_tokens >= 40
         if answer.token_ids != plain[r.id].token_ids:
-            differing += 1
+            differing.append(r)
         else:
             assert answer.text == plain[r.id].text
-    # Both answers follow the reference but for ties; ties are rare, and a test full of them would show nothing.
-    assert differing <= 1
+    # Ties are rare in these models: a run full of them would hide what it should show.
+    assert len(differing) <= 1
+    if differing:
+        follow_the_reference(bench, differing, answers)
+
+
+def follow_the_reference(bench: Bench, asked: Sequence[GenerationRequest], answers: Mapping[str, Answer]) -> None:
+    for id, missed in gaps(bench, asked, answers).items():
+        assert missed.max() < TIE, f"{id} leaves the reference at token {int(missed.argmax())}"
 
 
 def test_the_plain_path_follows_the_reference(bench: Bench, plain: Mapping[str, Answer]) -> None:
-    check(bench, requests_of(bench), plain, plain)
+    follow_the_reference(bench, requests_of(bench), plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_drafter_at_any_gamma_in_a_mixed_batch(bench: Bench, plain: Mapping[str, Answer], kind: str) -> None:
     asked, target = requests_of(bench), bench.target()
-    everybody = [*strangers(bench, 20), *reversed(asked)]
+    everybody = [*strangers(bench, 12), *reversed(asked)]
     drafter = bench.drafter(kind, target)
     answers, engine = serve(target, drafter, everybody, GammaByDomain(), max_batch=11, prefill_tokens=24)
     check(bench, asked, answers, plain)
@@ -124,32 +127,38 @@ def swap_every(bench: Bench, steps: int) -> Callable[[Engine], None]:
     return between
 
 
-@pytest.mark.parametrize(
-    ("kind", "controller"),
-    [(kind, fixed_gamma(gamma)) for kind in ("eagle3", "model") for gamma in (1, 2, 3, 4)]
-    + [(kind, GammaByDomain()) for kind in DRAFTING if kind not in ("eagle3", "model")],
-    ids=lambda value: value if isinstance(value, str) else f"gamma {getattr(value, '_fixed', None) or 'mixed'}",
-)
-def test_swaps_in_the_middle_of_requests(
-    bench: Bench, plain: Mapping[str, Answer], kind: str, controller: GammaController
-) -> None:
+@pytest.mark.parametrize("kind", DRAFTING)
+def test_swaps_in_the_middle_of_requests(bench: Bench, plain: Mapping[str, Answer], kind: str) -> None:
     asked, target = requests_of(bench, turn=1), bench.target()
     drafter = bench.drafter(kind, target)
-    answers, engine = serve(target, drafter, asked, controller, between=swap_every(bench, 5))
+    answers, engine = serve(target, drafter, asked, GammaByDomain(), between=swap_every(bench, 5))
     check(bench, asked, answers, plain)
     versions = {version: engine.counters.total("drafted", version=version) for version in ("base", "v1")}
     assert min(versions.values()) > 0, "both versions drafted"
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["eagle3", "model"])
+def test_100_greedy_prompts_at_one_gamma_across_swaps(bench: Bench, kind: str, gamma: int) -> None:
+    asked, target = [as_greedy(r) for r in requests_of(bench)], bench.target()
+    drafter = bench.drafter(kind, target)
+    answers, _ = serve(target, drafter, asked, fixed_gamma(gamma), max_batch=25, between=swap_every(bench, 3))
+    follow_the_reference(bench, asked, answers)
+
+
+def as_greedy(r: GenerationRequest) -> GenerationRequest:
+    return request(r.id, r.prompt_ids, domain=r.domain, max_tokens=r.params.max_tokens)
 
 
 @pytest.mark.parametrize("weights", ["fp16", "int8"])
 def test_batches_do_not_matter_in_packed_weight_formats(tmp_path_factory: pytest.TempPathFactory, weights: str) -> None:
     """Law 6 in the other formats: alone and plain, against drafted in a crowd."""
     packed = Bench(tmp_path_factory.mktemp(weights), vocab=320, weights=weights)
-    asked = requests_of(packed)[:40]
-    alone, _ = serve(packed.target(), None, asked[:6], fixed_gamma(0), max_batch=1)
+    asked = requests_of(packed)[:24]
+    alone, _ = serve(packed.target(), None, asked[:4], fixed_gamma(0), max_batch=1)
     plain, _ = serve(packed.target(), None, asked, fixed_gamma(0))
     target = packed.target()
     drafted, _ = serve(target, packed.drafter("model", target), asked, GammaByDomain(), max_batch=13, prefill_tokens=20)
-    check(packed, asked[:6], alone, plain)
-    check(packed, asked, plain, plain)
+    follow_the_reference(packed, asked, plain)
+    check(packed, asked[:4], alone, plain)
     check(packed, asked, drafted, plain)
