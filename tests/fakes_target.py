@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serving.spec.noise import gumbel
 from shared.models.paged import Forward, Segment
+from shared.sampling import filtered_probs
+from shared.trace import Sampling
 from tests.tiny import END_ID, build_tiny_tokenizer
 
 VOCAB = 16
@@ -69,5 +72,16 @@ def greedy_answer(prompt: Sequence[int], count: int, *, ignore_eos: bool = True)
     for _ in range(count):
         text.append(int(random_logits(text).argmax()))
         if text[-1] == END_ID and not ignore_eos:
+            break
+    return text[len(prompt) :]
+
+
+def seeded_answer(prompt: Sequence[int], count: int, sampling: Sampling, seed: int) -> list[int]:
+    """What a request with a seed gets, from the definition of the coupling (law 3)."""
+    text = list(prompt)
+    for position in range(count):
+        p = filtered_probs(random_logits(text)[None], sampling)[0]
+        text.append(int((p.log() + gumbel(seed, [position], VOCAB, p.device)[0]).argmax()))
+        if text[-1] == END_ID:
             break
     return text[len(prompt) :]
