@@ -30,7 +30,7 @@ from ops.traffic_file import read_traffic
 from shared.errors import RedraftError
 
 MINUTES = 13.0
-_END_S = 60.0  # of the budget, for draining, the picture and stopping
+_END_S, _END_SHARE = 60.0, 0.15  # of the budget, for draining, the picture and stopping
 _LEAST_TRAFFIC_S = 30.0
 _PIPE_WIDTH = 100
 
@@ -89,13 +89,14 @@ def _run(arguments: Namespace, plan: Plan, stack: Stack, console: Console, *, de
 
 def _session(arguments: Namespace, stack: Stack, deadline: float) -> Session:
     model, urls, config = served_model(stack.urls.api), stack.urls, stack.config
+    end_s = min(_END_S, _END_SHARE * 60 * arguments.minutes)
     return Session(
         api=urls.api,
         urls={"API": f"{urls.api}/v1", "MLflow": urls.mlflow},
         asking=Asking(model, arguments.max_tokens, arguments.temperature),
         users=arguments.users,
-        seconds=max(deadline - _END_S - time.monotonic(), _LEAST_TRAFFIC_S),
-        deadline=max(deadline, time.monotonic() + _LEAST_TRAFFIC_S + _END_S),
+        seconds=max(deadline - end_s - time.monotonic(), _LEAST_TRAFFIC_S),
+        deadline=max(deadline, time.monotonic() + _LEAST_TRAFFIC_S + end_s),
         learning=not arguments.no_learn,
         measuring=config.learner.enabled and config.trace.enabled and config.drafter.kind != "none",
         seed=arguments.seed,

@@ -96,8 +96,8 @@ def _alpha_panel(scene: Scene, width: int, height: int) -> Panel:
 def _facts(scene: Scene) -> Panel:
     board, (speed, gamma) = scene.board, rates(scene)
     table = Table.grid(padding=(0, 1))
-    table.add_column(style="grey62")
-    table.add_column(overflow="ellipsis", no_wrap=True)
+    table.add_column(style="grey62", no_wrap=True, min_width=len("measured"))
+    table.add_column()
     running, waiting = (int(sum(r.get(name, 0) for r in board.replicas)) for name in ("running", "waiting"))
     table.add_row("tokens/s", f"[bold]{_number(speed, 0)}[/]")
     table.add_row("gamma", _number(gamma, 1))
@@ -153,7 +153,7 @@ def _measured(scene: Scene) -> str:
 
 
 def _learner_state(scene: Scene) -> str:
-    return str(scene.board.learner.get("state") or "–")
+    return str(scene.board.learner.get("state") or "no sign of life yet")
 
 
 def _learner_facts(scene: Scene) -> list[tuple[str, str]]:
