@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from serving.app import deploy, ongoing_limit, shutdown
+from serving.app import build, deploy, ongoing_limit, shutdown
 from shared.config import Config, config_from_flat
 from shared.errors import ConfigError, RedraftError
 from tests.fakes import TOKEN_S, load_fake_replica
@@ -162,6 +162,12 @@ def test_a_replica_that_cannot_load_is_named(ready: str) -> None:
         deploy(config_for(port, model="wrong"), load=load_fake_replica)
     answer = httpx.get(f"{ready}/readyz", timeout=60)
     assert (answer.status_code, answer.json()["status"]) == (503, "failed")
+
+
+def test_a_serve_config_file_may_name_settings() -> None:
+    assert build({"serve.replicas": "2"})._bound_deployment.num_replicas == 2
+    with pytest.raises(ConfigError, match=r"serve\.replica:"):
+        build({"serve.replica": "2"})
 
 
 def test_a_port_in_use_is_named(address: str) -> None:
