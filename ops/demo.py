@@ -21,7 +21,7 @@ from ops.demo_files import about, require_writable, write_json, write_picture
 from ops.demo_plan import Plan, built_in_plan, plan_of_rows
 from ops.demo_report import report
 from ops.demo_run import DemoRun, Session
-from ops.demo_settings import demo_settings, empty_home
+from ops.demo_settings import demo_settings, empty_home, status_command
 from ops.demo_sources import StackSources
 from ops.demo_summary import summary
 from ops.demo_watch import Watch
@@ -123,7 +123,7 @@ def _keep(stack: Stack, console: Console) -> None:
     """Until Ctrl-C, which is the asked-for end and no failure."""
     console.print(
         f"The stack stays up until Ctrl-C:\n  API    {stack.urls.api}/v1\n  MLflow {stack.urls.mlflow}\n"
-        f"  Redis  {stack.urls.redis}\n  watch  REDRAFT_HOME={stack.config.home} redraft status",
+        f"  Redis  {stack.urls.redis}\n  watch  {status_command(stack.config)}",
         soft_wrap=True,
     )
     try:

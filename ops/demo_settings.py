@@ -15,6 +15,7 @@ from pathlib import Path
 from ops import settings
 from ops.run_file import owned_home
 from ops.settings import Settings
+from shared.config import Config, RedisConfig
 
 # The gate's lower bound on a gain of α is never above this, so the base drafter goes on serving whatever is learnt.
 _NEVER = 1.0
@@ -29,11 +30,18 @@ def demo_settings(arguments: Namespace) -> Settings:
     if arguments.no_learn:
         config = replace(config, gate=replace(config.gate, min_gain=_NEVER))
         sources["gate.min_gain"] = "--no-learn"
-    if sources["redis.prefix"] == "default":  # a given server may hold another installation
+    if config.redis.url and sources["redis.prefix"] == "default":  # that server may hold another installation
         config = replace(config, redis=replace(config.redis, prefix=f"{config.redis.prefix}-demo-{time.time_ns():x}"))
     if sources["mlflow.tracking_uri"] != "--set":  # nor may its registered champion be found, or moved
         config = replace(config, mlflow=replace(config.mlflow, tracking_uri=""))
     return Settings(replace(config, home=str(config.home_path / "demo")), sources)
+
+
+def status_command(config: Config) -> str:
+    """What shows this stack from another terminal."""
+    prefix = config.redis.prefix
+    prefixed = "" if prefix == RedisConfig().prefix else f"REDRAFT_REDIS_PREFIX={prefix} "
+    return f"REDRAFT_HOME={config.home} {prefixed}redraft status"
 
 
 def empty_home(home: Path) -> None:

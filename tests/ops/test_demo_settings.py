@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops import demo
-from ops.demo_settings import demo_settings, empty_home
+from ops.demo_settings import demo_settings, empty_home, status_command
 from ops.run_file import owned_home
 from ops.settings import Settings
 from shared.errors import ConfigError
@@ -28,11 +28,20 @@ def test_the_control_measures_and_never_promotes() -> None:
     assert usual.gate.min_gain < 1
 
 
-def test_it_has_a_home_and_a_prefix_of_its_own(tmp_path: Path) -> None:
+def test_it_has_a_home_of_its_own_where_status_finds_it(tmp_path: Path) -> None:
     config = _settings("--set", f"home={tmp_path}").config
     assert config.home_path == tmp_path / "demo"
-    assert config.redis.prefix != _settings().config.redis.prefix
-    assert _settings("--set", "redis.prefix=mine").config.redis.prefix == "mine"
+    assert status_command(config) == f"REDRAFT_HOME={tmp_path}/demo redraft status"
+
+
+def test_on_a_server_of_others_it_has_a_prefix_of_its_own() -> None:
+    given = ("--set", "redis.url=redis://10.0.0.1:6379/0")
+    prefix = _settings(*given).config.redis.prefix
+    assert prefix not in ("redraft", _settings(*given).config.redis.prefix)
+    assert f"REDRAFT_REDIS_PREFIX={prefix} " in status_command(
+        _settings(*given, "--set", f"redis.prefix={prefix}").config
+    )
+    assert _settings(*given, "--set", "redis.prefix=mine").config.redis.prefix == "mine"
 
 
 def test_another_mlflow_is_used_only_when_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
