@@ -117,7 +117,7 @@ class Bench:
         texts = prompts
         for _ in range(36):
             texts = torch.cat([texts, self.dense_logits(texts)[:, -1:].argmax(-1)], dim=1)
-        features = torch.cat(_outputs(self.reference, texts, FEATURE_LAYERS), dim=-1)
+        features = torch.cat(outputs(self.reference, texts, FEATURE_LAYERS), dim=-1)
         width = self.reference.model.get_input_embeddings().weight
         config = Eagle3Config(
             target_hidden=width.shape[1],
@@ -154,7 +154,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
     return out.transpose(1, 2)
 
 
-def _outputs(loaded: LoadedModel, texts: Tensor, layers: Sequence[int]) -> list[Tensor]:
+def outputs(loaded: LoadedModel, texts: Tensor, layers: Sequence[int]) -> list[Tensor]:
     """What each asked layer puts out, [b, tokens, hidden], by hooks as the engine takes them."""
     found: dict[int, Tensor] = {}
     modules = loaded.model.get_decoder().layers  # type: ignore[no-untyped-call]
