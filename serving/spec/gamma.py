@@ -120,42 +120,62 @@ class GammaController:
 
     def step_seconds(self, gammas: Sequence[int], plain: int = 0) -> float:
         """Expected seconds of a round with these gammas beside `plain` undrafted requests."""
-        seconds = self.target_cost(len(gammas) + plain + sum(gammas))
-        depth = max(gammas, default=0)
-        if depth:
-            drafting = [sum(1 for gamma in gammas if gamma >= level) for level in range(1, depth + 1)]
-            seconds += self.draft_first(drafting[0]) + sum(self._next_cost(batch) for batch in drafting[1:])
-        return seconds
+        drafting = [sum(1 for gamma in gammas if gamma >= level) for level in range(1, max(gammas, default=0) + 1)]
+        return self.target_cost(len(gammas) + plain + sum(gammas)) + self._draft_seconds(drafting)
+
+    def _draft_seconds(self, drafting: Sequence[int]) -> float:
+        """Of a draft in which so many requests take part at each level."""
+        if not drafting:
+            return 0.0
+        return self.draft_first(drafting[0]) + sum(self._next_cost(batch) for batch in drafting[1:] if batch)
 
     def _next_cost(self, batch: int) -> float:
         return self.draft_next(batch) if self.draft_next.known else self.draft_first(batch)
 
     def _best(self, alphas: Sequence[float], limits: Sequence[int], plain: int) -> list[int]:
-        """Adds drafts in the order of what they earn, and keeps the best point on the way."""
-        offers = sorted(
-            ((alpha**level, index) for index, alpha in enumerate(alphas) for level in range(1, limits[index] + 1)),
-            reverse=True,
-        )
-        gammas = [0] * len(alphas)
-        best, tokens = list(gammas), float(len(alphas) + plain)
+        """The best batch of each depth, since a deep draft of one request delays all, and of these the best."""
+        best, idle = [0] * len(alphas), self.step_seconds([0] * len(alphas), plain)
         # Plain decoding is left only for a gain beyond the noise of the measured costs.
-        best_rate = tokens / max(self.step_seconds(gammas, plain), 1e-9) * _HYSTERESIS
-        for earned, index in offers:
-            gammas[index] += 1
-            tokens += earned
-            rate = tokens / max(self.step_seconds(gammas, plain), 1e-9)
+        best_rate = (len(alphas) + plain) / max(idle, 1e-9) * _HYSTERESIS
+        for depth in range(1, max(limits, default=0) + 1):
+            gammas, rate = self._best_within(depth, alphas, limits, plain)
             if rate > best_rate:
-                best, best_rate = list(gammas), rate
+                best, best_rate = gammas, rate
         return best
 
+    def _best_within(
+        self, depth: int, alphas: Sequence[float], limits: Sequence[int], plain: int
+    ) -> tuple[list[int], float]:
+        """Adds drafts in the order of what they earn, and keeps the best point on the way: gammas and tokens a second."""
+        offers = sorted(
+            (-(alpha**level), level, index)
+            for index, alpha in enumerate(alphas)
+            for level in range(1, min(limits[index], depth) + 1)
+        )
+        drafting = [0] * depth  # requests that draft at each level
+        rows, tokens = len(alphas) + plain, float(len(alphas) + plain)
+        best, best_rate = 0, 0.0
+        for count, (earned, level, _) in enumerate(offers, 1):
+            drafting[level - 1] += 1
+            tokens -= earned
+            seconds = self.target_cost(rows + count) + self._draft_seconds(drafting)
+            rate = tokens / max(seconds, 1e-9)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        gammas = [0] * len(alphas)
+        for _, _, index in offers[:best]:
+            gammas[index] += 1
+        return gammas, best_rate
+
     def _explore(self, domains: Sequence[str], limits: Sequence[int], gammas: list[int]) -> list[int]:
-        period = round(_EXPLORE_ROUNDS / self._exploration) if self._exploration else 0
+        period = int(_EXPLORE_ROUNDS / self._exploration) if self._exploration else 0
         for index, name in enumerate(domains):
             domain = self._of(name)
+            due = period and domain.rounds % period == 0  # at the start of a period: the share holds at any moment
             domain.rounds += 1
             if gammas[index]:
                 continue
-            if period and domain.rounds % period == 0:
+            if due:
                 domain.exploring = _EXPLORE_ROUNDS
             if domain.exploring and limits[index]:
                 domain.exploring -= 1
