@@ -77,7 +77,8 @@ class Eagle3Drafter:
             last.append(len(ids) - 1)
             state.kv_len = end
             state.features = []
-        fused = self.head.fuse(concat(features))
+        # On CUDA the target computes in bfloat16 and the head in float32.
+        fused = self.head.fuse(concat(features).to(self.head.norm.weight.dtype))
         return self._run(ids, fused, segments)[last]
 
     def _step(self, jobs: Seq[DraftJob], token_ids: Seq[int], hidden: Tensor, depth: int) -> Tensor:

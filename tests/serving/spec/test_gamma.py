@@ -140,6 +140,78 @@ def test_a_useless_drafter_is_still_tried_in_its_share_of_rounds(exploration: fl
     assert drafted <= exploration * rounds + 4, "and never more than one look ahead of its share"
 
 
+def test_every_domain_is_explored_for_itself() -> None:
+    made = controller(exploration=0.01)
+    drafted = dict.fromkeys("ab", 0)
+    for domain in drafted:
+        teach(made, 0.0, domain=domain)
+    for _ in range(2000):
+        for domain, gamma in zip("ab", made.choose(["a", "b"], [16, 16]), strict=True):
+            drafted[domain] += gamma > 0
+            made.observe(domain, 0, gamma)
+    assert all(count >= 20 for count in drafted.values()), drafted
+
+
+def test_without_exploration_a_useless_drafter_is_never_tried() -> None:
+    made = controller(exploration=0.0)
+    teach(made, 0.0)
+    assert speculated(made, 5000, accepted=1.0) == 0
+
+
+def test_a_useless_drafter_that_becomes_good_is_switched_on_by_exploration_alone() -> None:
+    made = controller(exploration=0.005)
+    speculated(made, 4000, accepted=0.0)
+    assert speculated(made, 4000, accepted=0.0) == 0.005, "off, but for the exploration"
+    speculated(made, 40_000, accepted=0.9)
+    assert speculated(made, 400, accepted=0.9) > 0.95
+
+
+def test_a_new_version_is_tried_at_once() -> None:
+    made = controller(exploration=0.0)
+    teach(made, 0.0)
+    assert made.choose(["d"], [16]) == [0]
+    made.new_version()
+    assert made.choose(["d"], [16])[0] >= 1
+    speculated(made, 2000, accepted=0.9)
+    assert made.choose(["d"], [16])[0] >= 3
+
+
+def test_exploring_waits_for_room() -> None:
+    """A request without room for a draft does not use up the looks that are due."""
+    made = controller(exploration=0.01)
+    teach(made, 0.0)
+    for _ in range(5000):
+        assert made.choose(["d"], [0]) == [0]
+    assert [made.choose(["d"], [16])[0] for _ in range(4)] == [1, 1, 1, 1]
+
+
+# --- costs -----------------------------------------------------------------------------------------------------
+
+
+def test_cost_curve_interpolates_and_extends() -> None:
+    curve = CostCurve()
+    assert not curve.known
+    assert curve(7) == 0.0
+    curve.add(4, 0.4)
+    assert (curve(1), curve(4), curve(8)) == (0.4, 0.4, pytest.approx(0.8))
+    curve.add(8, 0.6)
+    curve.add(2, 0.3)
+    assert [curve(size) for size in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx([0.3, 0.3, 0.35, 0.4, 0.5, 0.6, 1.2])
+
+
+def test_cost_curve_follows_a_lasting_change_and_shrugs_at_one_slow_step() -> None:
+    curve = CostCurve()
+    curve.add(4, 1.0)
+    curve.add(4, 100.0)
+    assert curve(4) == pytest.approx(1.1)
+    for _ in range(60):
+        curve.add(4, 3.0)
+    assert curve(4) == pytest.approx(3.0, rel=0.02)
+    for _ in range(60):
+        curve.add(4, 0.5)
+    assert curve(4) == pytest.approx(0.5, rel=0.02)
+
+
 @pytest.mark.parametrize("first", [0.002, 0.006, 0.010])
 def test_draft_costs_are_told_apart_from_mixed_depths(first: float) -> None:
     """Only whole drafts are timed; first and further steps follow from drafts of different depth."""
