@@ -78,9 +78,14 @@ class Engine:
             raise RequestError("The prompt is empty. Send at least one token.", param="prompt", code="empty_prompt")
         room = min(self.limits.max_context, self.allocator.num_blocks * self.allocator.block_size)
         if prompt + cap > room:
+            remedy = (
+                f"Shorten the prompt to at most {room - 1}."
+                if prompt >= room
+                else f"Shorten the prompt or lower max_tokens to {room - prompt}."
+            )
             raise RequestError(
                 f"This model serves {room} tokens of context, but {prompt + cap} were asked for: {prompt} in the "
-                f"prompt and {cap} to generate. Shorten the prompt or lower max_tokens to {max(room - prompt, 0)}.",
+                f"prompt and {cap} to generate. {remedy}",
                 param="prompt" if prompt >= room else "max_tokens",
                 code="context_length_exceeded",
             )
