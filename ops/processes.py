@@ -149,6 +149,9 @@ class Supervisor:
         for child in self.children:
             if child.alive or time.monotonic() < child.retry_at:
                 continue
+            # Whatever it had started itself goes too: a web worker without its master would keep the port.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.retry_at = time.monotonic() + child.backoff_s
             child.backoff_s = min(2 * child.backoff_s, _BACKOFF_S[1])
             child.process = _spawn(child.command, child.environment, child.log)

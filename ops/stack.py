@@ -70,7 +70,10 @@ class Stack:
 
     def tend(self) -> list[str]:
         """Starts Redis and MLflow again if they have died; to be called every second or so. Names those started."""
-        return self.supervisor.revive()
+        started = self.supervisor.revive()
+        if started:
+            self._write_run_file()
+        return started
 
     def _start(self) -> None:
         config = self.config
@@ -96,11 +99,13 @@ class Stack:
         start_serving(self.supervisor, config)
         if config.learner.enabled:
             start_learner(self.supervisor, config)
+        self._started_at = time.time()
+        self._write_run_file()
+
+    def _write_run_file(self) -> None:
         children = {child.name: child.pid for child in self.supervisor.children}
-        write_run_file(
-            config.home_path,
-            RunningStack(**vars(self.urls), pid=os.getpid(), children=children, started_at=time.time()),
-        )
+        running = RunningStack(**vars(self.urls), pid=os.getpid(), children=children, started_at=self._started_at)
+        write_run_file(self.config.home_path, running)
 
 
 def start_serving(supervisor: Supervisor, config: Config) -> None:

@@ -143,6 +143,20 @@ def test_a_dead_child_is_started_again_and_not_in_a_hurry(tmp_path: Path) -> Non
     assert not child.alive
 
 
+def test_what_a_dead_child_leaves_behind_makes_room_for_its_successor(tmp_path: Path) -> None:
+    """The worker of a web server, say, that would keep the port."""
+    code = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
+    log = tmp_path / "master.log"
+    with Supervisor(tmp_path) as supervisor:
+        child = supervisor.start("master", python(code), ready=lambda: "up" in log.read_text(), timeout_s=20)
+        [worker] = psutil.Process(child.pid).children()
+        child.process.kill()
+        child.process.wait()
+        assert worker.is_running()
+        assert supervisor.revive() == ["master"]
+        assert left_over([worker.pid], within_s=5) == []
+
+
 def test_the_environment_is_as_it_was(tmp_path: Path) -> None:
     before = dict(os.environ)
     with Supervisor(tmp_path):
