@@ -26,6 +26,7 @@ import numpy as np
 import psutil
 import yaml
 
+from ops.processes import Supervisor
 from ops.run_file import RunningStack, read_run_file
 from shared.config import Config
 from shared.counters import Counters
@@ -64,8 +65,8 @@ class Ask:
 class LiveStack:
     """A `redraft up` in another process. `words` is how many words its target's tokenizer knows."""
 
-    def __init__(self, process: subprocess.Popen[str], home: Path, orders: Path, words: int) -> None:
-        self.process, self.home, self._orders, self._words = process, home, orders, words
+    def __init__(self, home: Path, orders: Path, words: int) -> None:
+        self.home, self._orders, self._words = home, orders, words
         running = read_run_file(home)
         assert running is not None, "`redraft up` has said that it serves"
         self.running: RunningStack = running
@@ -162,7 +163,7 @@ class LiveStack:
 
     def learner_pid(self) -> int:
         """0 while there is none."""
-        for process in psutil.Process(self.process.pid).children(recursive=True):
+        for process in psutil.Process(self.running.pid).children(recursive=True):
             try:
                 if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::LearnerActor"):
                     return process.pid
@@ -210,33 +211,27 @@ class Traffic:
 @contextmanager
 def start_stack(config: Config, folder: Path, words: int) -> Iterator[LiveStack]:
     """`redraft up` with this configuration, in a process group of its own."""
-    file, orders = folder / "redraft.yaml", folder / "orders"
+    file, orders, log = folder / "redraft.yaml", folder / "orders", folder / "up.log"
     file.write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    environment.pop("RAY_AUTH_MODE", None)  # of this test session's own Ray
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "tests.e2e.up_with_orders", str(orders), "--config", str(file), "--port", "0"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    said: list[str] = []
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if "redraft status" in line:
-                break
-        else:
-            raise AssertionError("".join(said))
-        # What it says later (a neighbour that was started again) must not fill the pipe.
-        threading.Thread(target=said.extend, args=(process.stdout,), daemon=True).start()
-        stack = LiveStack(process, config.home_path, orders, words)
-        yield stack
-        stack.store.close()
-    finally:
-        process.terminate()
-        process.wait(120)
+    command = [sys.executable, "-u", "-m", "tests.e2e.up_with_orders", str(orders), "--config", str(file)]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "token",  # as the stack sets it itself; this test session's own Ray has none
+    }
+    with Supervisor(folder) as supervisor:
+        up = supervisor.start(
+            "up",
+            [*command, "--port", "0"],
+            ready=lambda: "redraft status" in log.read_text(encoding="utf-8"),
+            timeout_s=2 * PATIENCE_S,
+            environment=environment,
+        )
+        stack = LiveStack(config.home_path, orders, words)
+        try:
+            yield stack
+        finally:
+            stack.store.close()
+            up.process.terminate()
+            up.process.wait(120)
