@@ -1,0 +1,246 @@
+"""The whole learner over a real Redis and a real MLflow store: it learns, says so, and outlives what it depends on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from learner.base import load_base
+from learner.buffer import read_measurements
+from learner.loop import LearnerLoop
+from learner.lora import LoraSettings, add_lora, export_lora
+from learner.registry import CHAMPION, MODEL
+from ops.local_redis import find_server, launch_server
+from ops.processes import Supervisor
+from shared.artifact import Manifest, open_blob, pack_blob
+from shared.config import Config, config_from_dict
+from shared.counters import Counters
+from shared.errors import ArtifactError, NotReady
+from shared.store import Store
+from tests.learner.traffic import TinyServing
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> TinyServing:
+    return TinyServing(tmp_path_factory.mktemp("serving"))
+
+
+def configured(serving: TinyServing, home: Path, redis_url: str, **changes: Any) -> Config:
+    tree = serving.config.to_dict()
+    tree["home"] = str(home)
+    tree["redis"] |= {"url": redis_url, "prefix": f"test-{uuid4().hex}"}
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        tree[section][name] = value
+    return config_from_dict(tree)
+
+
+@contextmanager
+def running(config: Config, **settings: Any) -> Iterator[LearnerLoop]:
+    loop = LearnerLoop(config, **settings)
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def until(
+    condition: Callable[[], object], seconds: float = 120.0, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        meanwhile()
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def config(serving: TinyServing, tmp_path: Path, redis_url: str) -> Config:
+    return configured(serving, tmp_path, redis_url)
+
+
+@pytest.fixture
+def store(config: Config) -> Iterator[Store]:
+    found = Store(config.redis.url, config.redis.prefix)
+    yield found
+    found.close()
+
+
+def test_it_learns_from_traffic_and_promotes_what_is_better(
+    serving: TinyServing, config: Config, store: Store, tmp_path: Path
+) -> None:
+    import mlflow
+
+    before = mlflow.get_tracking_uri()
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    config = replace(config, mlflow=replace(config.mlflow, tracking_uri=uri))
+    counters = Counters()
+
+    def traffic() -> None:
+        for item in serving.publish(store, loop.inbox, 8):
+            for round_ in item.record.rounds:
+                counters.add("accepted", round_.accepted, domain="chat", version="base")
+                counters.add("tested", round_.tested, domain="chat", version="base")
+            counters.add("emitted", len(item.record.output_ids), domain="chat")
+        store.put_counters("replica", "1", counters.fields)
+
+    with running(config, session="first") as loop:
+        until(lambda: store.champion() is not None, meanwhile=traffic)
+        until(lambda: loop.status.get("promotions"), meanwhile=traffic)
+        status = loop.status
+        assert status["decision"].startswith("promoted: alpha")
+        assert status["counters"]["traces_stored"] >= 36
+        assert store.statuses()["learner"]["state"]
+        champion = store.champion()
+        assert champion is not None
+        blob = store.get_blob(champion.blob)
+        assert blob is not None
+        manifest = open_blob(blob, champion.blob).manifest
+        assert manifest.parent in ("base", champion.previous)
+        assert (manifest.base, champion.base) == (status["base"], status["base"])
+        rows = loop.measurements(0)
+        assert [row["order"] for row in rows] == sorted(row["order"] for row in rows)
+        assert loop.measurements(rows[-1]["order"] + 10**6) == []
+        loop.pause()
+        until(lambda: loop.status["mlflow"]["waiting"] == 0 and loop.status["state"] == "paused")
+    assert read_measurements(next(tmp_path.rglob("buffer.sqlite")), 0)[: len(rows)] == rows
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name(config.mlflow.experiment).experiment_id
+    runs = {run.data.tags["redraft.kind"]: run for run in client.search_runs([experiment])}
+    assert {"alpha/chat", "drift/chat", "alpha_static/chat", "drafter_version"} <= set(runs["serving"].data.metrics)
+    assert runs["serving"].info.status == "FINISHED"
+    attempt = runs["attempt"].data
+    assert attempt.tags["redraft.decision"] in ("promoted", "refused", "undecided")
+    assert {"train/loss", "train/tokens", "gate/alpha_before", "gate/alpha_after"} <= set(attempt.metrics)
+    assert client.get_model_version_by_alias(MODEL, CHAMPION).tags["redraft.base"] == champion.base
+    mlflow.set_tracking_uri(before)
+
+
+def test_a_restart_goes_on_where_it_ended(serving: TinyServing, config: Config, store: Store) -> None:
+    with running(config) as loop:
+        until(lambda: loop.status.get("promotions"), meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+        loop.pause()
+        until(lambda: loop.status["state"] == "paused")
+        first = loop.status
+    with running(config) as loop:
+        loop.pause()
+        until(lambda: "champion" in loop.status)
+        second = loop.status
+    for name in ("champion", "number", "attempts", "promotions", "decision", "fresh_tokens", "kept"):
+        assert second[name] == first[name], name
+    assert second["drift"] == first["drift"]
+
+
+def test_an_operator_forces_a_bad_version_and_takes_it_back(serving: TinyServing, config: Config, store: Store) -> None:
+    base = load_base(config)
+    assert base is not None
+    drafter, settings = base.copy(), LoraSettings(rank=16, lora_alpha=32)
+    add_lora(drafter, settings)
+    for name, parameter in drafter.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=1.0)
+    noise = pack_blob(export_lora(drafter, settings, Manifest("x", base.kind, "lora", base.target, base=base.hash)))
+    with running(config) as loop:
+        loop.pause()
+        until(lambda: "champion" in loop.status)
+        forced = loop.force(noise, "a drill")
+        assert store.champion() == forced
+        assert (forced.version, forced.number) == ("v1", 1)
+        with pytest.raises(ArtifactError):
+            loop.force(noise[:50], "a drill")
+        # Requests that the bad version served measure worse than the base on the same positions.
+        bad = [replace(item, record=_served_by(item.record, "v1")) for item in serving.serve(12)]
+        for item in bad:
+            loop.inbox.put(item.record.id, item.features)
+            store.append_trace(item.data, max_bytes=2**26)
+        until(lambda: len(loop.measurements(0)) == 12)
+        rows = loop.measurements(0)
+        assert {row["version"] for row in rows} == {"v1"}
+        assert sum(row["live_sum"] for row in rows) < 0.7 * sum(row["static_sum"] for row in rows)
+        back = loop.rollback("it was a drill")
+        assert (back.version, back.number) == ("base", 2)
+        assert store.champion() == back
+
+
+def _served_by(record: Any, version: str) -> Any:
+    return replace(record, rounds=tuple(replace(round_, version=version) for round_ in record.rounds))
+
+
+def test_orders_to_a_learner_without_a_drafter_are_refused_and_the_reason_is_said(config: Config, store: Store) -> None:
+    nothing = replace(config, drafter=replace(config.drafter, kind="none"))
+    with running(nothing) as loop:
+        until(lambda: "learner" in store.statuses())
+        assert any("nothing drafts" in said for said in loop.status["trouble"])
+        with pytest.raises(NotReady):
+            loop.rollback("no reason")
+    gone = replace(config, drafter=replace(config.drafter, model="/no/such/folder"))
+    with running(gone) as loop:
+        until(lambda: "learner" in store.statuses())
+        until(lambda: any("/no/such/folder" in said for said in loop.status["trouble"]))
+        assert loop.measurements(0) == []
+
+
+def test_a_failing_attempt_is_a_refusal_and_not_the_end(serving: TinyServing, tmp_path: Path, redis_url: str) -> None:
+    config = configured(serving, tmp_path, redis_url, learner__lora_targets=["no_such_linear"])
+    store = Store(config.redis.url, config.redis.prefix)
+    with running(config) as loop:
+        until(lambda: loop.status.get("refusals"), meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+        assert "no_such_linear" in loop.status["decision"]
+        assert loop.status["counters"]["attempts_failed"] >= 1
+        count = len(loop.measurements(0))
+        serving.publish(store, loop.inbox, 2)
+        until(lambda: len(loop.measurements(0)) > count)
+    store.close()
+
+
+def test_redis_may_die_and_come_back_empty(serving: TinyServing, tmp_path: Path) -> None:
+    with Supervisor(tmp_path / "redis") as supervisor:
+        url = launch_server(supervisor, find_server(), maxmemory=128 * 2**20)
+        config = configured(serving, tmp_path / "home", url)
+        store = Store(url, config.redis.prefix)
+        with running(config) as loop:
+            until(lambda: loop.status.get("promotions"), meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+            loop.pause()
+            until(lambda: loop.status["state"] == "paused")
+            champion = store.champion()
+            supervisor.children[0].process.kill()
+            supervisor.children[0].process.wait()
+            until(lambda: any("Redis" in said for said in loop.status["trouble"]))
+            until(supervisor.revive)
+            until(lambda: loop.status["trouble"] == [] or not any("Redis" in said for said in loop.status["trouble"]))
+            until(lambda: store.champion() == champion)
+            assert champion is not None
+            assert store.get_blob(champion.blob) is not None
+            count = len(loop.measurements(0))
+            serving.publish(store, loop.inbox, 2)
+            until(lambda: len(loop.measurements(0)) == count + 2)
+        store.close()
+
+
+def test_stopping_in_the_middle_of_an_attempt_is_quick_and_counts_as_a_refusal(
+    serving: TinyServing, tmp_path: Path, redis_url: str
+) -> None:
+    config = configured(serving, tmp_path, redis_url, gate__min_requests=10**6)
+    store = Store(config.redis.url, config.redis.prefix)
+    with running(config) as loop:
+        until(lambda: "waiting for" in loop.status["state"], meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+        started = time.monotonic()
+    assert time.monotonic() - started < 30
+    with running(config) as loop:
+        loop.pause()
+        until(lambda: "refusals" in loop.status)
+        assert loop.status["refusals"] == 1
+        assert loop.status["fresh_tokens"] >= config.learner.min_fresh_tokens, "nothing of it was used up"
+    store.close()
