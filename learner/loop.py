@@ -236,11 +236,12 @@ class LearnerLoop:
         parts.database.keep_state("windows", {"meter": self._meter.to_keep(), "measured_to": self._measured_to})
 
     def _look(self) -> dict[str, Any]:
+        parts = self._parts
+        attempting = parts is not None and parts.progress.running  # a pause lets it end
         found: dict[str, Any] = {
-            "state": "paused" if self._paused else self._doing,
+            "state": "paused" if self._paused and not attempting else self._doing,
             "trouble": list(self._trouble.values()),
         }
-        parts = self._parts
         if parts is not None:
             progress, champion = parts.progress, parts.rollout.champion
             found |= {

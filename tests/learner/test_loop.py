@@ -25,7 +25,7 @@ from shared.config import Config, config_from_dict
 from shared.counters import Counters
 from shared.errors import ArtifactError, NotReady
 from shared.store import Store
-from tests.learner.traffic import TinyServing
+from tests.learner.traffic import Served, TinyServing
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,11 @@ def store(config: Config) -> Iterator[Store]:
 
 
 def test_it_learns_from_traffic_and_promotes_what_is_better(
-    serving: TinyServing, config: Config, store: Store, tmp_path: Path
+    serving: TinyServing, config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
+    monkeypatch.chdir(tmp_path)  # where a store without a server puts its artifacts
     before = mlflow.get_tracking_uri()
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     config = replace(config, mlflow=replace(config.mlflow, tracking_uri=uri))
@@ -114,7 +115,8 @@ def test_it_learns_from_traffic_and_promotes_what_is_better(
         assert [row["order"] for row in rows] == sorted(row["order"] for row in rows)
         assert loop.measurements(rows[-1]["order"] + 10**6) == []
         loop.pause()
-        until(lambda: loop.status["mlflow"]["waiting"] == 0 and loop.status["state"] == "paused")
+        until(lambda: loop.status["state"] == "paused", meanwhile=traffic)  # once the attempt in progress has ended
+        until(lambda: loop.status["mlflow"]["waiting"] == 0)
     assert read_measurements(next(tmp_path.rglob("buffer.sqlite")), 0)[: len(rows)] == rows
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name(config.mlflow.experiment).experiment_id
@@ -129,10 +131,16 @@ def test_it_learns_from_traffic_and_promotes_what_is_better(
 
 
 def test_a_restart_goes_on_where_it_ended(serving: TinyServing, config: Config, store: Store) -> None:
+    published: list[Served] = []
+
+    def traffic() -> None:
+        published.extend(serving.publish(store, loop.inbox, 8))
+
     with running(config) as loop:
-        until(lambda: loop.status.get("promotions"), meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+        until(lambda: loop.status.get("promotions"), meanwhile=traffic)
         loop.pause()
-        until(lambda: loop.status["state"] == "paused")
+        until(lambda: loop.status["state"] == "paused", meanwhile=traffic)
+        until(lambda: loop.status["counters"]["traces_stored"] == len(published))
         first = loop.status
     with running(config) as loop:
         loop.pause()
@@ -211,9 +219,15 @@ def test_redis_may_die_and_come_back_empty(serving: TinyServing, tmp_path: Path)
         config = configured(serving, tmp_path / "home", url)
         store = Store(url, config.redis.prefix)
         with running(config) as loop:
-            until(lambda: loop.status.get("promotions"), meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+            published: list[Served] = []
+
+            def traffic() -> None:
+                published.extend(serving.publish(store, loop.inbox, 8))
+
+            until(lambda: loop.status.get("promotions"), meanwhile=traffic)
             loop.pause()
-            until(lambda: loop.status["state"] == "paused")
+            until(lambda: loop.status["state"] == "paused", meanwhile=traffic)
+            until(lambda: loop.status["counters"]["traces_stored"] == len(published))
             champion = store.champion()
             supervisor.children[0].process.kill()
             supervisor.children[0].process.wait()
