@@ -43,9 +43,11 @@ ATTEMPT = AttemptEntry(
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     folder = tmp_path_factory.mktemp("mlflow")
-    return config_from_flat({"home": str(folder), "mlflow.tracking_uri": f"sqlite:///{folder / 'mlflow.db'}"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # where a store without a server puts its artifacts
+        yield config_from_flat({"home": str(folder), "mlflow.tracking_uri": f"sqlite:///{folder / 'mlflow.db'}"})
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,9 @@ def client(config: Config) -> Iterator[Any]:
 
 
 @pytest.fixture
-def named(request: pytest.FixtureRequest, config: Config, tmp_path: Path) -> Config:
+def named(request: pytest.FixtureRequest, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """The same store with an experiment and a home of the test's own."""
+    monkeypatch.chdir(tmp_path)  # where a store without a server puts its artifacts
     changed = replace(config.mlflow, experiment=request.node.name)
     return replace(config, mlflow=changed, home=str(tmp_path))
 
