@@ -26,7 +26,7 @@ from shared.artifact import Artifact, Manifest
 from shared.config import Config
 from shared.errors import ArtifactError
 
-EPOCHS = 3.0  # most passes over the sample, when it holds less than learner.attempt_tokens
+EPOCHS = 4.0  # most passes over the sample, when it holds less than learner.attempt_tokens
 JUDGED = 8  # times gate.min_requests: most fresh requests that are judged
 AT_ONCE = 8  # requests judged between two breaths
 WAIT_MS = 500

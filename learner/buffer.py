@@ -44,6 +44,8 @@ class Measured:
     live_expected_steps: float
     static_expected_accepted: float
     static_expected_tested: float
+    rounds_accepted: float  # expected of the rounds that served it; 0 when several versions drafted them
+    rounds_tested: float
     accepted: int  # counted while it was served
     tested: int
 
@@ -62,7 +64,7 @@ class Arrival:
 _MEASURED = [field.name for field in fields(Measured)]
 _LEDGER = ["stream_id", "request_id", "domain", "finished_at", "prompt_hash", "seeded", *_MEASURED]
 _INSERT = f"INSERT OR IGNORE INTO ledger ({', '.join(_LEDGER)}) VALUES ({', '.join(':' + name for name in _LEDGER)})"
-_NOTHING = Measured("", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+_NOTHING = Measured("", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
 # The lots are drawn once, so the smallest among everything older are a uniform sample of the past at any time.
 _PRUNE = """

@@ -42,6 +42,8 @@ CREATE TABLE ledger (
     live_expected_steps REAL NOT NULL DEFAULT 0,
     static_expected_accepted REAL NOT NULL DEFAULT 0,
     static_expected_tested REAL NOT NULL DEFAULT 0,
+    rounds_accepted REAL NOT NULL DEFAULT 0,
+    rounds_tested REAL NOT NULL DEFAULT 0,
     accepted INTEGER NOT NULL DEFAULT 0,
     tested INTEGER NOT NULL DEFAULT 0
 );

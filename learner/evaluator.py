@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learner.example import Batch, Example, pack, row_count
 from learner.unroll import DepthRows, Drafter, column_index, shift_of, unroll
-from shared.acceptance import Expected, acceptance_of_committed, replay
+from shared.acceptance import Expected, acceptance_of_committed, of_rounds, replay
 from shared.sampling import filtered_probs
 from shared.trace import Sampling
 
@@ -40,6 +40,8 @@ class Judged:
     accepted: float  # expected, had rounds of gamma drafts served the request from position 1 on
     tested: float
     steps: float
+    rounds_accepted: float = 0.0  # expected of the rounds that really served the request, had this drafter drafted them
+    rounds_tested: float = 0.0
 
 
 @torch.no_grad()
@@ -70,7 +72,7 @@ def judge(
         chosen = [examples[i] for i in indices]
         batch = pack(chosen, shift=shift, judging=True).to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            depths = unroll(drafter, batch, max(gamma, 1))
+            depths = unroll(drafter, batch, max(gamma, _longest_draft(chosen), 1))
         judge_rows = _RowJudge(chosen, batch, column_of, token_count, bf16)
         by_depth = judge_rows.acceptance(depths)  # [depths, m]
         owner = batch.example.cpu().numpy()
@@ -95,10 +97,14 @@ def _batches(rows: Mapping[int, int]) -> Iterator[list[int]]:
 def _judged(example: Example, by_depth: NDArray[np.float64], gamma: int) -> Judged:  # [depths, n - 1]
     record, positions = example.record, by_depth.shape[1]
     # Depth j + 1 of a round that starts at s stands at s + j; a language model's one depth stands for all.
-    acceptance = np.zeros((positions, gamma))
-    for j in range(min(gamma, positions)):
+    deepest = max(gamma, _longest_draft([example]))
+    acceptance = np.zeros((positions, deepest))
+    for j in range(min(deepest, positions)):
         acceptance[: positions - j, j] = by_depth[min(j, len(by_depth) - 1), j:]
-    expected = replay(acceptance) if positions else Expected(0.0, 0.0, 0.0)
+    expected = replay(acceptance[:, :gamma]) if positions else Expected(0.0, 0.0, 0.0)
+    rounds = of_rounds(
+        acceptance, [(round_.start - 1, len(round_.drafted)) for round_ in record.rounds if round_.drafted]
+    )
     return Judged(
         id=record.id,
         domain=record.domain,
@@ -108,7 +114,13 @@ def _judged(example: Example, by_depth: NDArray[np.float64], gamma: int) -> Judg
         accepted=expected.accepted,
         tested=expected.tested,
         steps=expected.steps,
+        rounds_accepted=rounds[0],
+        rounds_tested=rounds[1],
     )
+
+
+def _longest_draft(examples: Sequence[Example]) -> int:
+    return max((len(round_.drafted) for example in examples for round_ in example.record.rounds), default=0)
 
 
 class _RowJudge:

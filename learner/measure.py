@@ -1,7 +1,7 @@
 """Judges requests as they arrive, before any of them is learnt from: the drafter that served them, and the base.
 
-The replay's gamma is what the request was typically drafted with, so that its expectation can be held against the
-counts from serving. Requests of one drafter and gamma are judged together.
+The replay's gamma is what the request was typically drafted with. What the rounds that really served it should have
+counted is kept too, to be held against what they did count. Requests of one drafter and gamma are judged together.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def typical_gamma(record: TraceRecord, otherwise: int) -> int:
 
 
 def _measured(record: TraceRecord, version: str, gamma: int, live: Judged, static: Judged) -> Measured:
+    one_version = {round_.version for round_ in record.rounds if round_.drafted} == {version}
     return Measured(
         version=version,
         gamma=gamma,
@@ -85,6 +86,8 @@ def _measured(record: TraceRecord, version: str, gamma: int, live: Judged, stati
         live_expected_steps=live.steps,
         static_expected_accepted=static.accepted,
         static_expected_tested=static.tested,
+        rounds_accepted=live.rounds_accepted if one_version else 0.0,
+        rounds_tested=live.rounds_tested if one_version else 0.0,
         accepted=sum(round_.accepted for round_ in record.rounds),
         tested=sum(round_.tested for round_ in record.rounds),
     )

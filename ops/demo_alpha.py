@@ -37,6 +37,8 @@ class Measurement:
     live_expected_tested: float
     static_expected_accepted: float
     static_expected_tested: float
+    rounds_accepted: float  # expected of the rounds that served it; 0 when several versions drafted them
+    rounds_tested: float
     accepted: float  # counted while it was served
     tested: float
 
@@ -94,27 +96,32 @@ class Agreement:
 
     accepted: float
     tested: float
-    expected_accepted: float  # had each request been tested as often as it was, at its estimated α
+    expected_accepted: float  # of the very rounds that served these requests
+    expected_tested: float
     difference_ci95: Interval | None  # counted minus expected α
 
 
 def agreement(measurements: Sequence[Measurement], *, seed: int = 0) -> Agreement:
     """Over the unseeded ones: a seeded request accepts by coupling, a little less often than the estimate says.
 
-    The estimate drafts at every position; serving, under gamma auto, more where α is high. So each request's estimate
-    is weighted by how often that request was really tested.
+    The estimate is of the very rounds that were served, with their starts and gammas; a request whose drafter was
+    exchanged on the way is left out.
     """
     rows = np.array(
         [
-            (m.accepted, m.tested, m.live_expected_accepted / m.live_expected_tested * m.tested)
+            (m.accepted, m.tested, m.rounds_accepted, m.rounds_tested)
             for m in measurements
-            if not m.seeded and m.tested and m.live_expected_tested
+            if not m.seeded and m.tested and m.rounds_tested
         ],
         dtype=np.float64,
-    ).reshape(-1, 3)
-    interval = _bootstrap([rows], lambda sums: _over(sums[:, 0] - sums[:, 2], sums[:, 1]), seed)
-    accepted, tested, expected = (float(total) for total in rows.sum(0))
-    return Agreement(accepted, tested, expected, interval)
+    ).reshape(-1, 4)
+    interval = _bootstrap([rows], _difference, seed)
+    accepted, tested, expected_accepted, expected_tested = (float(total) for total in rows.sum(0))
+    return Agreement(accepted, tested, expected_accepted, expected_tested, interval)
+
+
+def _difference(sums: NDArray[np.float64]) -> NDArray[np.float64]:  # [n, 4] -> [n]
+    return _over(sums[:, 0], sums[:, 1]) - _over(sums[:, 2], sums[:, 3])
 
 
 def _bootstrap(groups: Sequence[NDArray[np.float64]], statistic: Statistic, seed: int) -> Interval | None:

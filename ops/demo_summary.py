@@ -58,7 +58,8 @@ def _facts(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"[red]{requests['failed']:,} requests failed[/]; the first: {escape(requests['first_error'])}")
     lines.append(_promotions(report))
     if check["tested"]:
-        counted, expected = (check[name] / check["tested"] for name in ("accepted", "expected_accepted"))
+        counted = check["accepted"] / check["tested"]
+        expected = check["expected_accepted"] / check["expected_tested"]
         interval = check["difference_ci95"]
         within = f", difference {interval[0]:+.3f} … {interval[1]:+.3f}" if interval else ""
         lines.append(

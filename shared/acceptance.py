@@ -9,6 +9,7 @@ It knows nothing of models: arrays in, counts out. Ratios are formed by the call
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,26 @@ def replay(
             reached = kept
         start[s + drafts + 1] += reached
     return Expected(accepted, tested, steps)
+
+
+def of_rounds(
+    acceptance: NDArray[np.float64],  # [n, depth] of depth j of a round that starts at position s
+    rounds: Iterable[tuple[int, int]],  # (start, drafts) of the rounds that were really served
+) -> tuple[float, float]:
+    """Expected (accepted, tested) of these very rounds: counts minus expectation average to 0 over requests.
+
+    Where a round starts and how much it drafts depends on what came before, never on its own acceptances; so the sum
+    over rounds is a martingale, whatever chose gamma.
+    """
+    accepted = tested = 0.0
+    n = len(acceptance)
+    for start, drafts in rounds:
+        reached = 1.0
+        for j in range(min(drafts, n - start)):
+            tested += reached
+            reached *= acceptance[start, j]
+            accepted += reached
+    return float(accepted), float(tested)
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:

@@ -146,7 +146,7 @@ class GammaController:
     def _best_within(
         self, depth: int, alphas: Sequence[float], limits: Sequence[int], plain: int
     ) -> tuple[list[int], float]:
-        """Adds drafts in the order of what they earn, and keeps the best point on the way: gammas and tokens a second."""
+        """Adds drafts in the order of what they earn; the best gammas on the way, and their tokens a second."""
         offers = sorted(
             (-(alpha**level), level, index)
             for index, alpha in enumerate(alphas)

@@ -33,6 +33,8 @@ MEASURED = Measured(
     live_expected_steps=4.0,
     static_expected_accepted=1.5,
     static_expected_tested=5.5,
+    rounds_accepted=2.75,
+    rounds_tested=6.25,
     accepted=3,
     tested=6,
 )

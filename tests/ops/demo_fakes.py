@@ -38,6 +38,8 @@ def measurement(order: int = 0, **changes: Any) -> Measurement:
         "static_sum": 20.0,
         "live_expected_accepted": 24.0,
         "live_expected_tested": 40.0,
+        "rounds_accepted": 24.0,
+        "rounds_tested": 40.0,
         "static_expected_accepted": 16.0,
         "static_expected_tested": 40.0,
         "accepted": 24,

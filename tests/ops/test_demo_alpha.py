@@ -92,9 +92,7 @@ def test_the_interval_is_repeatable_and_needs_two_requests() -> None:
 
 
 def test_agreement_compares_what_was_counted_with_the_estimate_on_the_same_requests() -> None:
-    rows = [
-        measurement(n, accepted=20 + n % 3, live_expected_accepted=21.0) for n in range(30)
-    ]  # 40 tested on both sides
+    rows = [measurement(n, accepted=20 + n % 3, rounds_accepted=21.0) for n in range(30)]  # 40 tested on both sides
     seeded = measurement(99, seeded=True, accepted=0)
     plain = measurement(98, accepted=0, tested=0)  # gamma was 0: nothing was counted that could be compared
     found = agreement([*rows, seeded, plain])
@@ -105,9 +103,11 @@ def test_agreement_compares_what_was_counted_with_the_estimate_on_the_same_reque
     assert agreement([]).difference_ci95 is None
 
 
-def test_agreement_weighs_a_request_by_how_often_it_was_tested() -> None:
+def test_agreement_holds_the_rounds_that_were_served_and_leaves_swapped_requests_out() -> None:
     # α is 0.9 where all positions were drafted, and 0.1 where gamma auto gave up early: no contradiction.
-    good = [measurement(n, accepted=36, live_expected_accepted=36.0) for n in range(20)]
-    bad = [measurement(n, accepted=1, tested=10, live_expected_accepted=4.0) for n in range(20)]
-    found = agreement([*good, *bad])
+    good = [measurement(n, accepted=36, rounds_accepted=36.0) for n in range(20)]
+    bad = [measurement(n, accepted=1, tested=10, rounds_accepted=1.0, rounds_tested=10.0) for n in range(20)]
+    swapped = measurement(41, accepted=40, rounds_accepted=0.0, rounds_tested=0.0)
+    found = agreement([*good, *bad, swapped])
+    assert (found.tested, found.expected_tested) == (20 * 50, 20 * 50)
     assert found.difference_ci95 == pytest.approx((0, 0))
