@@ -1,7 +1,7 @@
 """One request's trace: what was committed, which version drafted it, and the target's own distributions.
 
 Owns the wire format (msgpack, `SCHEMA_VERSION`). A record of another version, with missing or unknown keys, or with
-arrays that do not fit each other is a TraceError, never a guess. It knows nothing of Redis or of training.
+values that do not fit each other is a TraceError, never a guess. It knows nothing of Redis or of training.
 
 Positions count committed tokens from 0; a position's distribution is p(. | prompt + the committed tokens before it).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import index
 from typing import Any
 
 import msgpack
@@ -140,19 +141,18 @@ def decode(data: bytes) -> TraceRecord:
         raise TraceError(f"schema {version!r}; this reader takes {SCHEMA_VERSION}")
     expected = {*_SCALARS, *_ARRAYS, "sampling", "rounds"}
     if set(body) != expected:
-        raise TraceError(f"keys differ: missing {sorted(expected - set(body))}, unknown {sorted(set(body) - expected)}")
+        missing, unknown = (sorted(map(str, keys)) for keys in (expected - set(body), set(body) - expected))
+        raise TraceError(f"keys differ: missing {missing}, unknown {unknown}")
     try:
         values: dict[str, Any] = {name: _scalar(name, body[name], kind) for name, kind in _SCALARS.items()}
         values.update({name: _array(name, body[name], dtype) for name, dtype in _ARRAYS.items()})
-        values["sampling"] = Sampling(*body["sampling"])
-        values["rounds"] = tuple(
-            Round(int(start), str(by), tuple(int(t) for t in drafted), int(accepted), int(tested))
-            for start, by, drafted, accepted, tested in body["rounds"]
-        )
-    except (TypeError, ValueError) as error:
+        values["sampling"] = _sampling(body["sampling"])
+        values["rounds"] = tuple(_round(*item) for item in body["rounds"])
+        record = TraceRecord(**values)
+        _check_shapes(record)
+        _check_values(record)
+    except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"unreadable record: {error}") from error
-    record = TraceRecord(**values)
-    _check_shapes(record)
     return record
 
 
@@ -165,14 +165,35 @@ def _scalar(name: str, value: Any, kind: type) -> Any:
 
 
 def _array(name: str, value: Any, dtype: Any) -> NDArray[Any]:
+    """A copy, since a view of the wire could not be written to."""
     shape, data = value
     if not isinstance(data, bytes):
         raise TraceError(f"{name} carries no bytes")
-    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
+    if any(index(size) < 0 for size in shape):
+        raise TraceError(f"{name} has shape {shape}")
+    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape).astype(dtype)
+
+
+def _sampling(values: Any) -> Sampling:
+    kinds = [type(field.default) for field in fields(Sampling)]
+    if len(values) != len(kinds):
+        raise TraceError(f"sampling has {len(values)} values, not {len(kinds)}")
+    read = Sampling(*(_scalar("sampling", value, kind) for value, kind in zip(values, kinds, strict=True)))
+    if not (0 <= read.temperature < np.inf and 0 <= read.top_p <= 1 and 0 <= read.min_p <= 1 and read.top_k >= 0):
+        raise TraceError(f"sampling is out of range: {read}")
+    return read
+
+
+def _round(start: Any, version: Any, drafted: Any, accepted: Any, tested: Any) -> Round:
+    by: str = _scalar("a round's version", version, str)
+    return Round(index(start), by, tuple(index(token) for token in drafted), index(accepted), index(tested))
 
 
 def _check_shapes(record: TraceRecord) -> None:
-    n, m, r = len(record.output_ids), len(record.topk_positions), len(record.rejected)
+    for name in ("prompt_ids", "output_ids", "topk_positions"):
+        if getattr(record, name).ndim != 1:
+            raise TraceError(f"{name} is not one-dimensional")
+    n, m, r = len(record.output_ids), len(record.topk_positions), record.rejected.shape[:1]
     k = record.topk_ids.shape[-1] if record.topk_ids.ndim == 2 else -1
     wanted = {
         "kinds": (n,),
@@ -180,15 +201,27 @@ def _check_shapes(record: TraceRecord) -> None:
         "topk_ids": (m, k),
         "topk_logprobs": (m, k),
         "topk_lse": (m,),
-        "rejected": (r, 2),
-        "rejected_probs": (r,),
+        "rejected": (*r, 2),
+        "rejected_probs": r,
     }
     for name, shape in wanted.items():
         if getattr(record, name).shape != shape:
             raise TraceError(f"{name} has shape {getattr(record, name).shape}, not {shape}")
-    for name in ("prompt_ids", "output_ids", "topk_positions"):
-        if getattr(record, name).ndim != 1:
-            raise TraceError(f"{name} is not one-dimensional")
-    positions = record.topk_positions
-    if m and (positions.min() < 0 or positions.max() >= n):
-        raise TraceError(f"topk_positions leave 0..{n - 1}")
+
+
+def _check_values(record: TraceRecord) -> None:
+    """What a reader will index with must be in range."""
+    n, positions = len(record.output_ids), record.topk_positions
+    for name in ("prompt_ids", "output_ids", "topk_ids"):
+        if (getattr(record, name) < 0).any():
+            raise TraceError(f"{name} holds negative ids")
+    if (record.kinds > max(Kind)).any():
+        raise TraceError(f"kinds go up to {record.kinds.max()}")
+    for name, found in (("topk_positions", positions), ("rejected", record.rejected[:, 0])):
+        if ((found < 0) | (found >= n)).any():
+            raise TraceError(f"{name} leave 0..{n - 1}")
+    if (np.diff(positions) <= 0).any():
+        raise TraceError("topk_positions do not ascend")
+    for r in record.rounds:
+        if not (0 <= r.accepted <= r.tested <= len(r.drafted) and 0 <= r.start <= n - r.accepted):
+            raise TraceError(f"a round is impossible in {n} tokens: {r}")
