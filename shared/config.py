@@ -111,7 +111,6 @@ class GateConfig:
     probe_loss: float = 0.05  # most that a frozen probe of another domain may lose
     resamples: int = 2000
     wait_s: float = 600.0  # seconds that a trained candidate waits for fresh requests to be judged on
-    canary_s: float = 0.0  # seconds that one replica serves a candidate before the rest
 
 
 @dataclass(frozen=True)
@@ -340,7 +339,6 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "gate.probe_loss": (0, 1),
     "gate.resamples": (100, None),
     "gate.wait_s": (0, None),
-    "gate.canary_s": (0, None),
     "mlflow.window_s": (0.1, None),
 }
 
