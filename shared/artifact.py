@@ -22,6 +22,8 @@ from safetensors.torch import save as save_tensors
 from shared.errors import ArtifactError
 
 FORMAT = "redraft-drafter/1"
+# Manifest field -> its type, where that is not text.
+_KINDS: dict[str, Any] = {"created_at": int | float, "config": Mapping, "metrics": Mapping, "origin": Mapping}
 WEIGHTS_FILE, MANIFEST_FILE = "drafter.safetensors", "manifest.json"
 
 
@@ -77,13 +79,18 @@ def open_blob(blob: bytes, expected_hash: str | None = None) -> Artifact:
     return Artifact(manifest, tensors)
 
 
-def read_manifest(tree: Mapping[str, Any]) -> Manifest:
-    """Raises ArtifactError (reason format) for another format or for unknown or missing keys."""
-    if tree.get("format") != FORMAT:
-        raise ArtifactError("format", f"format {tree.get('format')!r}; this release reads {FORMAT}")
+def read_manifest(tree: Any) -> Manifest:
+    """Raises ArtifactError (reason format) for another format, unknown or missing keys, or values of another type."""
+    if not isinstance(tree, Mapping) or tree.get("format") != FORMAT:
+        found = tree.get("format") if isinstance(tree, Mapping) else tree
+        raise ArtifactError("format", f"format {found!r}; this release reads {FORMAT}")
     unknown = set(tree) - {f.name for f in fields(Manifest)}
     if unknown:
         raise ArtifactError("format", f"unknown manifest keys {sorted(unknown)}")
+    for name, value in tree.items():
+        kind = _KINDS.get(name, str)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ArtifactError("format", f"the manifest's {name} is {value!r}")
     try:
         return Manifest(**tree)
     except TypeError as error:

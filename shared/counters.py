@@ -25,9 +25,9 @@ class Counters:
             field, tags = parse_field(key)
             if field != name:
                 continue
-            if domain is not None and tags.get("domain") != domain:
+            if domain is not None and tags.get("domain") != _clean(domain):
                 continue
-            if version is not None and tags.get("version") != version:
+            if version is not None and tags.get("version") != _clean(version):
                 continue
             found += value
         return found
