@@ -100,7 +100,7 @@ def observed(bench: Bench, kind: str, groups: Sequence[list[GenerationRequest]])
     ]
 
 
-@pytest.mark.parametrize(("index", "kind"), enumerate(KINDS), ids=KINDS)
+@pytest.mark.parametrize(("index", "kind"), list(enumerate(KINDS)), ids=KINDS)
 def test_answers_have_the_targets_joint_distribution(small_bench: Bench, index: int, kind: str) -> None:
     chosen = list(islice(cycle(SAMPLINGS), index, index + 2))
     counts = observed(small_bench, kind, [trials(s, f"t{i}", TRIALS) for i, s in enumerate(chosen)])
