@@ -39,7 +39,9 @@ class Eagle3Drafter:
 
     def commit(self, sequence: Sequence, kept: int, features: Tensor | None) -> None:
         assert features is not None, "the engine hands over the layers that the head asks for"
-        sequence.draft.features.append(features)
+        if sequence.request.params.speculative:
+            # A copy: the rows are a view that would keep those of the whole step alive until the next draft.
+            sequence.draft.features.append(features.clone())
 
     @torch.inference_mode()
     def propose(self, jobs: Seq[DraftJob]) -> list[Draft]:

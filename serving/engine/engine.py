@@ -127,8 +127,9 @@ class Engine:
             ("sample_s", done - read),
         ):
             self.counters.add(name, seconds)
-        if all(work.sequence.decoding or work.count == 1 for work in works):
-            self.controller.target_cost.add(len(works) + sum(draft.gamma for draft in drafts.values()), read - drafted)
+        if all(work.count == 1 for work in works):  # prompts cost otherwise: few of their rows are decided
+            rows = len(works) + sum(draft.gamma for draft in drafts.values())
+            self.controller.target_cost.add(rows, done - drafted)
         if drafts:
             depth = max(draft.gamma for draft in drafts.values())
             self.controller.observe_draft(len(drafts), depth, drafted - planned)

@@ -1,7 +1,7 @@
 """How many tokens to draft, for each request and step: the gamma that makes the most tokens a second, 0 included.
 
 Keeps two things learnt online: an acceptance rate for each domain (decayed counts, so that it follows drift), and the
-seconds of target forwards by rows and of drafting by batch and depth. Tokens a step are (1-a^(g+1))/(1-a) for each
+seconds of target steps by rows and of drafting by batch and depth. Tokens a step are (1-a^(g+1))/(1-a) for each
 request (Leviathan et al. 2023); the batch as a whole is maximised. At least `exploration` of a domain's rounds draft
 whatever the estimate says, and a new drafter version starts with the benefit of the doubt.
 """
@@ -83,7 +83,7 @@ class GammaController:
         self.most = most
         self._fixed, self._exploration = fixed, exploration
         self._domains: dict[str, _Domain] = {}
-        self.target_cost = CostCurve()  # by rows of a forward
+        self.target_cost = CostCurve()  # forward, decision and commit, by rows
         self.draft_first = CostCurve()  # catching up and the first draft, by batch
         self.draft_next = CostCurve()  # each further draft, by batch
 
