@@ -184,7 +184,7 @@ class LearnerLoop:
         self._file, self._parts = buffer_file(self.config.home_path, base), parts
 
     def _attempt(self, parts: Parts, plan: Plan) -> None:
-        champion, progress = parts.rollout.champion, parts.progress.begun()
+        champion, progress = parts.rollout.champion, parts.progress.begun(plan.focus)
         parts.keep(progress)
         log.info("attempt %d: %s", progress.attempts, plan.reason)
         try:

@@ -42,12 +42,14 @@ class Parts:
     progress: Progress
 
     def situation(self) -> Situation:
+        coming = set(self.buffer.domains_since(self.progress.trained_to))
         return Situation(
             fresh_tokens=self.buffer.fresh_tokens(self.progress.trained_to),
-            drifted=self.lookout.drifted(),
-            lagging=self.lookout.lagging(),
+            drifted=tuple(domain for domain in self.lookout.drifted() if domain in coming),
+            lagging=tuple(domain for domain in self.lookout.lagging() if domain in coming),
             last=self.progress.last,
             refusals=self.progress.refusals,
+            tried=self.progress.tried,
         )
 
     def keep(self, progress: Progress) -> None:
@@ -103,7 +105,7 @@ def assemble(
         runner=AttemptRunner(config, base, buffer, bank, prepare=prepare),
         rollout=Rollout(base, store, shelf, journal),
         lookout=lookout,
-        progress=Progress(**(database.state(_PROGRESS) or {})),
+        progress=Progress.kept(database.state(_PROGRESS) or {}),
     )
     parts.keep(parts.progress.resumed())
     return parts

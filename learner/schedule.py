@@ -1,16 +1,19 @@
 """When to try to improve the drafter: a pure function of what has arrived and of how the last attempts ended.
 
-An attempt needs new tokens, and a reason: a drift, a new domain that does badly, no attempt so far, or a last one that
-paid. Without a reason, or after two refusals in a row, it takes four times the tokens. It knows nothing of models.
+An attempt needs new tokens, and a reason: a drift, a new domain that does badly, or a last one that paid. A refusal may
+only mean that there was too little to learn from, so the next attempt on the same domains waits for twice the tokens;
+after three in a row the drafter is taken for as good as this traffic makes it. Without a reason an attempt takes eight
+times the tokens. It knows nothing of models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-REFUSALS = 2  # in a row, after which the drafter is as good as this traffic makes it
-PATIENCE = 4  # times the tokens of a usual attempt, when there is no reason for one
+REFUSALS = 3  # in a row, after which the drafter is as good as this traffic makes it
+PATIENCE = 8  # times the tokens of a usual attempt, when there is no reason for one
 
 Outcome = Literal["none", "promoted", "refused", "undecided"]
 
@@ -23,12 +26,26 @@ class Progress:
     promotions: int = 0
     trained_to: int = 0  # order of the last arrival that a finished attempt could have learnt from
     last: Outcome = "none"
-    refusals: int = 0  # in a row
+    refusals: int = 0  # in a row, of attempts on the domains in `tried`
+    tried: tuple[str, ...] = ()
     decision: str = ""  # the last one, in words
     running: bool = False
 
-    def begun(self) -> Progress:
-        return replace(self, attempts=self.attempts + 1, running=True)
+    def begun(self, focus: tuple[str, ...] = ()) -> Progress:
+        """A domain that was not tried before begins with a clean slate."""
+        known = set(focus) <= set(self.tried)
+        return replace(
+            self,
+            attempts=self.attempts + 1,
+            refusals=self.refusals if known else 0,
+            tried=self.tried if known else focus,
+            running=True,
+        )
+
+    @classmethod
+    def kept(cls, state: Mapping[str, Any]) -> Progress:
+        """From what was kept on disk, where a tuple is a list."""
+        return cls(**{**state, "tried": tuple(state.get("tried", ()))})
 
     def ended(self, outcome: Outcome, trained_to: int, decision: str) -> Progress:
         """An attempt that could not be decided says nothing about the next one."""
@@ -51,10 +68,11 @@ class Progress:
 @dataclass(frozen=True)
 class Situation:
     fresh_tokens: int  # to learn from, arrived since the last attempt looked
-    drifted: tuple[str, ...]  # domains whose alpha has fallen
-    lagging: tuple[str, ...]  # new domains below the long-run average
+    drifted: tuple[str, ...]  # domains with new traffic whose alpha has fallen
+    lagging: tuple[str, ...]  # new domains, with new traffic, below the long-run average
     last: Outcome  # none: no attempt so far
     refusals: int  # in a row
+    tried: tuple[str, ...] = ()  # domains that those refusals speak of
 
 
 @dataclass(frozen=True)
@@ -67,10 +85,11 @@ class Plan:
 def plan_attempt(situation: Situation, least_tokens: int) -> Plan:
     """`least_tokens` is learner.min_fresh_tokens."""
     fresh = situation.fresh_tokens
-    focus = situation.drifted or situation.lagging
+    focus = tuple(dict.fromkeys(situation.drifted + situation.lagging))
     reason = _reason(situation)
-    given_up = situation.refusals >= REFUSALS and not situation.drifted
-    needed = least_tokens if reason and not given_up else PATIENCE * least_tokens
+    refusals = situation.refusals if set(focus) <= set(situation.tried) else 0
+    given_up = refusals >= REFUSALS and not situation.drifted
+    needed = least_tokens * (PATIENCE if given_up or not reason else min(2**refusals, PATIENCE))
     if fresh >= needed:
         return Plan(True, reason or f"{fresh} new tokens", focus)
     return Plan(False, f"{fresh} of {needed} new tokens", focus)
@@ -86,8 +105,6 @@ def _reason(situation: Situation) -> str:
         return f"alpha has fallen in {', '.join(situation.drifted)}"
     if situation.lagging:
         return f"{', '.join(situation.lagging)} is new and below the average"
-    if situation.last == "none":
-        return "the first attempt"
     if situation.last == "promoted":
         return "the last attempt was promoted"
     return ""

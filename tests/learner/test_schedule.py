@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,15 +10,14 @@ from learner.lookout import LEAST_TOKENS, NEW_TOKENS, Lookout
 from learner.schedule import PATIENCE, REFUSALS, Progress, Situation, plan_attempt, tried_in_vain
 
 LEAST = 1000
-QUIET = Situation(fresh_tokens=LEAST, drifted=(), lagging=(), last="refused", refusals=1)
+QUIET = Situation(fresh_tokens=LEAST, drifted=(), lagging=(), last="refused", refusals=0, tried=("sql",))
 
 
 @pytest.mark.parametrize(
     ("change", "focus", "reason"),
     [
-        ({"drifted": ("sql",), "lagging": ("german",)}, ("sql",), "fallen in sql"),
+        ({"drifted": ("sql",), "lagging": ("german",)}, ("sql", "german"), "fallen in sql"),
         ({"lagging": ("german",)}, ("german",), "german is new"),
-        ({"last": "none", "refusals": 0}, (), "first"),
         ({"last": "promoted", "refusals": 0}, (), "promoted"),
     ],
 )
@@ -30,8 +29,8 @@ def test_every_reason_needs_the_usual_tokens_and_no_more(change: dict, focus: tu
     assert not plan_attempt(replace(situation, fresh_tokens=LEAST - 1), LEAST).attempt
 
 
-def test_without_a_reason_it_takes_four_times_the_tokens() -> None:
-    for last in ("refused", "undecided"):
+def test_without_a_reason_it_takes_eight_times_the_tokens() -> None:
+    for last in ("none", "refused", "undecided"):
         situation = replace(QUIET, last=last, fresh_tokens=PATIENCE * LEAST - 1)  # type: ignore[arg-type]
         waiting = plan_attempt(situation, LEAST)
         assert not waiting.attempt
@@ -39,19 +38,39 @@ def test_without_a_reason_it_takes_four_times_the_tokens() -> None:
         assert plan_attempt(replace(situation, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
 
 
-def test_two_refusals_in_a_row_end_the_effort_until_the_next_drift_or_four_times_the_tokens() -> None:
-    stopped = replace(QUIET, lagging=("german",), refusals=REFUSALS)
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_each_refusal_doubles_what_the_next_attempt_on_the_same_domain_waits_for(refusals: int) -> None:
+    again = replace(QUIET, lagging=("sql",), refusals=refusals, fresh_tokens=2**refusals * LEAST - 1)
+    assert not plan_attempt(again, LEAST).attempt
+    assert plan_attempt(replace(again, fresh_tokens=2**refusals * LEAST), LEAST).attempt
+
+
+def test_three_refusals_in_a_row_end_the_effort_until_another_domain_drifts_or_much_has_come() -> None:
+    stopped = replace(QUIET, lagging=("sql",), refusals=REFUSALS)
     assert not plan_attempt(stopped, LEAST).attempt
-    assert plan_attempt(replace(stopped, drifted=("sql",)), LEAST).attempt
+    assert plan_attempt(replace(stopped, drifted=("german",)), LEAST).attempt
     assert plan_attempt(replace(stopped, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
+
+
+def test_a_drift_beside_a_lagging_domain_does_not_hide_it() -> None:
+    both = replace(QUIET, drifted=("sql",), lagging=("german", "sql"))
+    assert plan_attempt(both, LEAST).focus == ("sql", "german")
+
+
+def test_another_domain_begins_with_a_clean_slate() -> None:
+    stuck = Progress().begun(("sql",)).ended("refused", 10, "kept").begun(("sql",)).ended("refused", 20, "kept")
+    assert (stuck.refusals, stuck.tried) == (2, ("sql",))
+    assert (stuck.begun(("sql", "german")).refusals, stuck.begun(("sql", "german")).tried) == (0, ("sql", "german"))
+    assert Progress.kept({**asdict(stuck), "tried": ["sql"]}) == stuck
 
 
 def test_progress_counts_refusals_in_a_row_and_an_interrupted_attempt_as_one() -> None:
     once = Progress().begun().ended("refused", 10, "kept")
     assert (once.attempts, once.refusals, once.trained_to, once.running) == (1, 1, 10, False)
     killed = once.begun().resumed()
-    assert (killed.refusals, killed.trained_to, killed.running) == (REFUSALS, 10, False)
-    assert tried_in_vain(killed)
+    assert (killed.refusals, killed.trained_to, killed.running) == (2, 10, False)
+    assert not tried_in_vain(killed)
+    assert tried_in_vain(killed.begun().ended("refused", 20, "kept"))
     assert killed.resumed() == killed
     open_still = once.begun().ended("undecided", 20, "kept: nobody came")
     assert (open_still.refusals, open_still.last, open_still.trained_to) == (1, "undecided", 20)
