@@ -68,7 +68,7 @@ class Scheduler:
         works: list[Work] = []
         for sequence in list(self.running):
             if sequence not in self.running:
-                continue  # preempted for an older one in this very loop
+                continue  # put back for an older one in this very loop; those planned already are older still
             count = len(sequence.tokens) - sequence.kv_len
             if not sequence.decoding:
                 count = min(count, budget)
@@ -80,7 +80,7 @@ class Scheduler:
                 works.append(Work(sequence, count, gamma))
             elif self._reserve(sequence, sequence.kv_len + count, preempt=True):
                 works.append(Work(sequence, count))
-        return [work for work in works if work.sequence in self.running]
+        return works
 
     def _reserve(self, sequence: Sequence, positions: int, *, preempt: bool = False) -> bool:
         while not self.allocator.grow(sequence.table, positions):

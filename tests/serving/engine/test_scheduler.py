@@ -8,7 +8,7 @@ from serving.engine.detokenize import Detokenizer
 from serving.engine.engine import Engine, Limits
 from serving.engine.kv import BlockAllocator
 from serving.engine.request import GenerationRequest
-from serving.engine.scheduler import Scheduler, Work
+from serving.engine.scheduler import Scheduler
 from serving.engine.sequence import Sequence
 from shared.errors import RequestError
 from tests.fakes_target import TokenTarget
@@ -97,18 +97,6 @@ def test_the_youngest_is_put_back_at_the_head_of_the_queue() -> None:
     assert [one.id for one in made.waiting] == ["young", "new"]
     assert (young.table, young.kv_len, made.preemptions) == ([], 0, 1)
     assert young.committed == 1, "what was committed stays committed"
-
-
-def test_a_sequence_put_back_is_taken_out_of_the_step_it_was_planned_for() -> None:
-    one, two = sequence("a", 15, read=15, committed=2), sequence("b", 7, read=7, committed=1)
-    made = scheduler(two, one, blocks=6)
-    made.running.reverse()  # b, planned after a, is the older one
-    one.kv_len, two.kv_len = 16, 7
-    two.tokens += [4] * 4
-    two.kv_len = 11
-    works = made.plan({})
-    assert all(isinstance(work, Work) and work.sequence in made.running for work in works)
-    made.allocator.check([each.table for each in made])
 
 
 # --- the door --------------------------------------------------------------------------------------------------

@@ -66,6 +66,12 @@ def test_seeds_that_differ_little_share_nothing(step: int) -> None:
     assert stats.chisquare(np.bincount(cells, minlength=400)).pvalue > ALARM
 
 
+def test_no_two_addresses_share_a_draw() -> None:
+    """Neither a neighbouring position in another role nor another seed."""
+    found = [draws([seed] * 500, range(500), role) for seed in (*range(-5, 5), 1 << 62) for role in Role]
+    assert len(np.unique(np.concatenate(found))) == 500 * 11 * len(Role)
+
+
 def test_a_draw_depends_on_its_address_alone() -> None:
     together = uniform([1, 2, 3], [4, 5, 6], Role.BONUS)
     alone = torch.cat([uniform([seed], [position], Role.BONUS) for seed, position in ((1, 4), (2, 5), (3, 6))])
