@@ -38,7 +38,7 @@ WORKERS = 6  # requests that the traffic keeps open
 T = TypeVar("T")
 
 
-def until(fact: Callable[[], T], what: str, *, within_s: float = PATIENCE_S) -> T:
+def until(fact: Callable[[], T | None], what: str, *, within_s: float = PATIENCE_S) -> T:
     """The first true value of `fact`."""
     deadline = time.monotonic() + within_s
     while not (found := fact()):

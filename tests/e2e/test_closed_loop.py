@@ -109,9 +109,7 @@ def test_traffic_teaches_the_drafter_and_changes_no_answer(stack: LiveStack) -> 
         assert counters.total("swaps") >= 1
 
         until(lambda: aliases(stack).get("champion") == newest.version, "registered")
-        made = until(
-            lambda: [run for run in attempts(stack) if run.data.tags["redraft.decision"] == "promoted"], "told"
-        )
+        made = until(lambda: attempts(stack, "promoted"), "told")
         first = min(made, key=lambda run: run.info.start_time)
         assert first.data.tags["redraft.candidate"] == champion.version
         assert first.data.tags["redraft.reason"].startswith("promoted: alpha ")
