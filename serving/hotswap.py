@@ -15,7 +15,7 @@ from serving.engine.engine import Engine
 from serving.engine.loop import EngineLoop
 from shared.artifact import open_blob, same_target
 from shared.counters import Counters
-from shared.errors import ArtifactError, RedraftError, ServiceDown
+from shared.errors import ArtifactError, ServiceDown
 from shared.store import Champion, Store
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,10 @@ class ChampionWatcher:
             swap = self._prepare(champion)
         except ArtifactError as error:
             self._refuse(champion, error.reason, str(error))
-        except (RedraftError, ValueError, RuntimeError) as error:
-            self._refuse(champion, "format", f"it cannot be built: {error}")
+        except ServiceDown:
+            raise  # nothing is wrong with it: the next poll tries again
+        except Exception as error:  # whoever wrote pointer and blob, this thread must outlive them
+            self._refuse(champion, "format", f"it cannot be built ({type(error).__name__}: {error})")
         else:
             if swap is not None:
                 self._seen = champion.number

@@ -88,15 +88,21 @@ class TracePublisher:
                 record = self._queue.get(timeout=0.2)
             except queue.Empty:
                 record = None
-            if record is not None and not self._send(encode(record)):
+            if record is not None and not self._send(record):
                 return
             if time.monotonic() - counted_at >= _COUNTERS_S:
                 counted_at = time.monotonic()
                 self._count()
         self._count()
 
-    def _send(self, data: bytes) -> bool:
+    def _send(self, record: TraceRecord) -> bool:
         """Retries until sent; False when told to stop while Redis is away."""
+        try:
+            data = encode(record)
+        except Exception:  # a defect of ours, in one record: the others and the counters go on
+            log.exception("a trace cannot be encoded")
+            self.dropped += 1
+            return True
         while True:
             try:
                 self._store.append_trace(data, max_bytes=self._stream_bytes)

@@ -16,6 +16,7 @@ from serving.engine.request import GenerationParams, GenerationRequest
 from serving.replica import Replica
 from shared.artifact import Artifact, Manifest, pack_blob, save_folder
 from shared.config import Config, load_config
+from shared.errors import ServiceDown
 from shared.models.eagle3 import Eagle3Config, Eagle3Head
 from shared.models.target import load_model
 from shared.store import Champion, Store
@@ -186,6 +187,34 @@ def test_what_does_not_belong_is_refused_and_counted_and_serving_goes_on(
     assert eventually(lambda: replica.loop.snapshot().drafter_version == "v2")
 
 
+def test_a_pointer_that_makes_no_sense_is_refused_and_the_next_one_followed(replica: Replica, store: Store) -> None:
+    artifact = adapter(replica)
+    publish(store, artifact, 1, target=None)
+    assert eventually(lambda: replica.watcher.counters.total("swaps_refused.format") == 1)  # type: ignore[union-attr]
+    assert replica.loop.snapshot().drafter_version == "base"
+    publish(store, artifact, 2)
+    assert eventually(lambda: replica.loop.snapshot().drafter_version == "v1")
+
+
+def test_a_blob_that_cannot_be_fetched_is_no_refusal(
+    replica: Replica, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis went away between the pointer and its blob, and comes back with both."""
+    tries = 0
+
+    def away(_: str) -> bytes:
+        nonlocal tries
+        tries += 1
+        raise ServiceDown("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica._store, "get_blob", away)
+        publish(store, adapter(replica), 1)
+        assert eventually(lambda: tries >= 2)
+    assert eventually(lambda: replica.loop.snapshot().drafter_version == "v1")
+    assert not any(name.startswith("swaps_refused") for name in replica.watcher.counters.fields)  # type: ignore[union-attr]
+
+
 def _misshapen(replica: Replica) -> Artifact:
     good = adapter(replica)
     return Artifact(good.manifest, {**good.tensors, "lm_head.lora_B": torch.zeros(31, RANK)})
@@ -223,6 +252,15 @@ def test_traces_and_counters_reach_redis(replica: Replica, store: Store) -> None
     assert {round_.version for round_ in record.rounds if round_.drafted} == {"base"}
     assert eventually(lambda: any(c.get("requests_finished") == 1 for c in store.counters().values()))
     assert store.statuses()["replica:replica-1"]["drafter_version"] == "base"
+
+
+def test_a_record_that_cannot_be_sent_is_counted_and_holds_up_no_other(replica: Replica, store: Store) -> None:
+    publisher = replica.publisher
+    assert publisher is not None
+    publisher.offer("no record at all", None)  # type: ignore[arg-type]
+    answer(replica, "after it")
+    assert eventually(lambda: store.stream_depth().length == 1)
+    assert (publisher.published, publisher.dropped) == (1, 1)
 
 
 def test_without_redis_answers_are_the_same_and_the_loss_is_counted(config: Config, replica: Replica) -> None:
