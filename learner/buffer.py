@@ -168,14 +168,10 @@ class Buffer:
         """The order of the last arrival; 0 before the first. It only ever grows."""
         return int(self._db.rows("SELECT max(ord) AS newest FROM ledger")[0]["newest"] or 0)
 
-    def fresh_tokens(self, after: int) -> int:
-        """Tokens to learn from that arrived later than `after`."""
-        sql = "SELECT sum(tokens) AS tokens FROM records WHERE role = 'train' AND ord > ?"
-        return int(self._db.rows(sql, (after,))[0]["tokens"] or 0)
-
-    def domains_since(self, after: int) -> list[str]:
-        sql = "SELECT DISTINCT domain FROM records WHERE role = 'train' AND ord > ? ORDER BY domain"
-        return [row["domain"] for row in self._db.rows(sql, (after,))]
+    def fresh_tokens(self, after: int) -> dict[str, int]:
+        """Tokens to learn from that arrived later than `after`, by domain; domains without any are left out."""
+        sql = "SELECT domain, sum(tokens) AS tokens FROM records WHERE role = 'train' AND ord > ? GROUP BY domain"
+        return {row["domain"]: int(row["tokens"]) for row in self._db.rows(sql, (after,))}
 
     def sample(self, focus: Collection[str], *, tokens: int, replay_share: float, seed: int) -> list[int]:
         """Orders of at most about `tokens`: the newest of the domains in `focus`, and others for `replay_share` of all.

@@ -190,7 +190,7 @@ class LearnerLoop:
         try:
             attempt = parts.runner.run(
                 progress.attempts,
-                focus=plan.focus or parts.buffer.domains_since(progress.trained_to),
+                focus=plan.focus or tuple(parts.buffer.fresh_tokens(progress.trained_to)),
                 name=parts.shelf.next_version(),
                 parent=champion.version,
                 parent_artifact=parts.shelf.artifact(champion.version),
@@ -255,7 +255,7 @@ class LearnerLoop:
                 "refusals": progress.refusals,
                 "decision": progress.decision,
                 "next": self._plan.reason,
-                "fresh_tokens": parts.buffer.fresh_tokens(progress.trained_to),
+                "fresh_tokens": sum(parts.buffer.fresh_tokens(progress.trained_to).values()),
                 "drift": {domain: round(score, 3) for domain, score in parts.lookout.scores().items()},
                 "kept": parts.buffer.counts(),
                 "waiting": parts.consumer.waiting,

@@ -42,11 +42,11 @@ class Parts:
     progress: Progress
 
     def situation(self) -> Situation:
-        coming = set(self.buffer.domains_since(self.progress.trained_to))
+        fresh = self.buffer.fresh_tokens(self.progress.trained_to)
         return Situation(
-            fresh_tokens=self.buffer.fresh_tokens(self.progress.trained_to),
-            drifted=tuple(domain for domain in self.lookout.drifted() if domain in coming),
-            lagging=tuple(domain for domain in self.lookout.lagging() if domain in coming),
+            fresh=fresh,
+            drifted=tuple(domain for domain in self.lookout.drifted() if domain in fresh),
+            lagging=tuple(domain for domain in self.lookout.lagging() if domain in fresh),
             last=self.progress.last,
             refusals=self.progress.refusals,
             tried=self.progress.tried,

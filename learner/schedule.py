@@ -1,9 +1,9 @@
 """When to try to improve the drafter: a pure function of what has arrived and of how the last attempts ended.
 
-An attempt needs new tokens, and a reason: a drift, a new domain that does badly, or a last one that paid. A refusal may
-only mean that there was too little to learn from, so the next attempt on the same domains waits for twice the tokens;
-after three in a row the drafter is taken for as good as this traffic makes it. Without a reason an attempt takes eight
-times the tokens. It knows nothing of models.
+An attempt needs new tokens of the domains it is for, and a reason: a drift, a new domain that does badly, or a last
+attempt that paid. A refusal may only mean that there was too little to learn from, so the next attempt on the same
+domains waits for twice the tokens; after three in a row the drafter is taken for as good as this traffic makes it.
+Without a reason an attempt takes eight times the tokens. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Situation:
-    fresh_tokens: int  # to learn from, arrived since the last attempt looked
+    fresh: Mapping[str, int]  # tokens to learn from by domain, arrived since the last attempt looked
     drifted: tuple[str, ...]  # domains with new traffic whose alpha has fallen
     lagging: tuple[str, ...]  # new domains, with new traffic, below the long-run average
     last: Outcome  # none: no attempt so far
@@ -84,12 +84,12 @@ class Plan:
 
 def plan_attempt(situation: Situation, least_tokens: int) -> Plan:
     """`least_tokens` is learner.min_fresh_tokens."""
-    fresh = situation.fresh_tokens
     focus = tuple(dict.fromkeys(situation.drifted + situation.lagging))
     reason = _reason(situation)
     refusals = situation.refusals if set(focus) <= set(situation.tried) else 0
     given_up = refusals >= REFUSALS and not situation.drifted
     needed = least_tokens * (PATIENCE if given_up or not reason else min(2**refusals, PATIENCE))
+    fresh = sum(situation.fresh.get(domain, 0) for domain in focus or situation.fresh)
     if fresh >= needed:
         return Plan(True, reason or f"{fresh} new tokens", focus)
     return Plan(False, f"{fresh} of {needed} new tokens", focus)

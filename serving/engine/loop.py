@@ -149,9 +149,9 @@ class EngineLoop:
                 cancelled, self._cancelled = self._cancelled, set()
                 between, self._between = self._between, []
                 stopping = self._stopping
-            for request, deliver in arrived:
-                self._deliver[request.id] = deliver
-                self._sequences[request.id] = self._engine.add(request)
+                for request, deliver in arrived:  # under the lock: whoever drains sees a request here or there
+                    self._deliver[request.id] = deliver
+                    self._sequences[request.id] = self._engine.add(request)
             for name in cancelled & self._sequences.keys():
                 self._sequences[name].cancelled = True
             for action in between:

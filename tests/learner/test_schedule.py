@@ -10,14 +10,14 @@ from learner.lookout import LEAST_TOKENS, NEW_TOKENS, Lookout
 from learner.schedule import PATIENCE, REFUSALS, Progress, Situation, plan_attempt, tried_in_vain
 
 LEAST = 1000
-QUIET = Situation(fresh_tokens=LEAST, drifted=(), lagging=(), last="refused", refusals=0, tried=("sql",))
+QUIET = Situation(fresh={"sql": LEAST}, drifted=(), lagging=(), last="refused", refusals=0, tried=("sql",))
 
 
 @pytest.mark.parametrize(
     ("change", "focus", "reason"),
     [
         ({"drifted": ("sql",), "lagging": ("german",)}, ("sql", "german"), "fallen in sql"),
-        ({"lagging": ("german",)}, ("german",), "german is new"),
+        ({"lagging": ("german",), "fresh": {"german": LEAST}}, ("german",), "german is new"),
         ({"last": "promoted", "refusals": 0}, (), "promoted"),
     ],
 )
@@ -26,30 +26,37 @@ def test_every_reason_needs_the_usual_tokens_and_no_more(change: dict, focus: tu
     plan = plan_attempt(situation, LEAST)
     assert (plan.attempt, plan.focus) == (True, focus)
     assert reason in plan.reason
-    assert not plan_attempt(replace(situation, fresh_tokens=LEAST - 1), LEAST).attempt
+    scarce = {domain: tokens - 1 for domain, tokens in situation.fresh.items()}
+    assert not plan_attempt(replace(situation, fresh=scarce), LEAST).attempt
 
 
 def test_without_a_reason_it_takes_eight_times_the_tokens() -> None:
     for last in ("none", "refused", "undecided"):
-        situation = replace(QUIET, last=last, fresh_tokens=PATIENCE * LEAST - 1)  # type: ignore[arg-type]
+        situation = replace(QUIET, last=last, fresh={"sql": PATIENCE * LEAST - 1})  # type: ignore[arg-type]
         waiting = plan_attempt(situation, LEAST)
         assert not waiting.attempt
         assert f"{PATIENCE * LEAST}" in waiting.reason
-        assert plan_attempt(replace(situation, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
+        assert plan_attempt(replace(situation, fresh={"sql": PATIENCE * LEAST}), LEAST).attempt
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
 def test_each_refusal_doubles_what_the_next_attempt_on_the_same_domain_waits_for(refusals: int) -> None:
-    again = replace(QUIET, lagging=("sql",), refusals=refusals, fresh_tokens=2**refusals * LEAST - 1)
+    again = replace(QUIET, lagging=("sql",), refusals=refusals, fresh={"sql": 2**refusals * LEAST - 1})
     assert not plan_attempt(again, LEAST).attempt
-    assert plan_attempt(replace(again, fresh_tokens=2**refusals * LEAST), LEAST).attempt
+    assert plan_attempt(replace(again, fresh={"sql": 2**refusals * LEAST}), LEAST).attempt
 
 
 def test_three_refusals_in_a_row_end_the_effort_until_another_domain_drifts_or_much_has_come() -> None:
     stopped = replace(QUIET, lagging=("sql",), refusals=REFUSALS)
     assert not plan_attempt(stopped, LEAST).attempt
-    assert plan_attempt(replace(stopped, drifted=("german",)), LEAST).attempt
-    assert plan_attempt(replace(stopped, fresh_tokens=PATIENCE * LEAST), LEAST).attempt
+    assert plan_attempt(replace(stopped, drifted=("german",), fresh={"german": LEAST}), LEAST).attempt
+    assert plan_attempt(replace(stopped, fresh={"sql": PATIENCE * LEAST}), LEAST).attempt
+
+
+def test_only_tokens_of_the_domains_in_question_count() -> None:
+    drifting = replace(QUIET, drifted=("sql",), fresh={"chat": 9 * LEAST, "sql": LEAST - 1})
+    assert not plan_attempt(drifting, LEAST).attempt
+    assert plan_attempt(replace(drifting, fresh={"chat": 0, "sql": LEAST}), LEAST).attempt
 
 
 def test_a_drift_beside_a_lagging_domain_does_not_hide_it() -> None:
