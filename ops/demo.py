@@ -29,7 +29,7 @@ from ops.stack import Stack
 from ops.traffic_file import read_traffic
 from shared.errors import RedraftError
 
-MINUTES = 13.0
+MINUTES = 14.5
 _END_S, _END_SHARE = 60.0, 0.15  # of the budget, for draining, the picture and stopping
 _LEAST_TRAFFIC_S = 30.0
 _PIPE_WIDTH = 100

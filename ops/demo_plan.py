@@ -16,7 +16,7 @@ from ops.traffic_file import TrafficRow
 
 WARM_UP = ("chat", "code", "maths")
 DRIFTS = ("sql", "german")
-_SHARES = (0.2, 0.4, 0.4)  # of the time: all warm-up domains together, then each drift
+_SHARES = (0.14, 0.43, 0.43)  # of the time: all warm-up domains together, then each drift
 _PROMPTS = 1500  # a domain; fewer than there are, so that no template comes too often
 _FILE_WARM_UP = 0.1  # of a file's rows; domains that come first after them are drifts
 

@@ -93,7 +93,7 @@ class LearnerConfig:
     lora_targets: tuple[str, ...] = ()  # empty: every linear of the drafter
     learning_rate: float = 3e-3
     batch_tokens: int = 128  # learnt from in one optimiser step
-    attempt_tokens: int = 16384  # tokens trained on in one attempt
+    attempt_tokens: int = 8192  # tokens trained on in one attempt
     min_fresh_tokens: int = 2048  # new tokens before the next attempt
     replay_share: float = 0.25  # of each attempt, from other domains than the newest
     loss: Literal["forward_kl", "reverse_kl", "jsd", "tv"] = "forward_kl"
