@@ -45,8 +45,8 @@ class Eagle3Config:
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high layer: 3, 15 and 28 of 30."""
-    return (min(3, num_layers - 1), num_layers // 2, max(num_layers - 2, 0))
+    """A low, a middle and a high layer, ascending: 3, 15 and 28 of 30."""
+    return (min(3, num_layers // 4), num_layers // 2, max(num_layers - 2, num_layers // 2))
 
 
 class Eagle3Head(nn.Module):
