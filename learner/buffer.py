@@ -27,7 +27,7 @@ from shared.trace import TraceRecord, decode
 LEDGER_ROWS = 200_000
 DOMAINS = 32  # names that are told apart; clients choose them, so there must be an end
 OTHER = "other"  # all later names
-PROBE_EVERY, PROBES = 8, 24  # every 8th request of a domain is a probe until there are 24
+PROBE_EVERY, PROBES = 4, 24  # every 4th request of a domain is a probe until there are 24
 
 
 @dataclass(frozen=True)

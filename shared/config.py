@@ -91,11 +91,11 @@ class LearnerConfig:
     lora_rank: int = 32
     lora_alpha: int = 64
     lora_targets: tuple[str, ...] = ()  # empty: every linear of the drafter
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     batch_tokens: int = 128  # learnt from in one optimiser step
-    attempt_tokens: int = 8192  # tokens trained on in one attempt
+    attempt_tokens: int = 12288  # tokens trained on in one attempt
     min_fresh_tokens: int = 2048  # new tokens before the next attempt
-    replay_share: float = 0.25  # of each attempt, from other domains than the newest
+    replay_share: float = 0.4  # of each attempt, from other domains than the newest
     loss: Literal["forward_kl", "reverse_kl", "jsd", "tv"] = "forward_kl"
     rejected_weight: float = 1.0
     ttt_steps: int = 3  # draft steps unrolled in training

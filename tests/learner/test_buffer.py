@@ -136,9 +136,9 @@ def test_pinned_requests_stay_until_they_are_let_go(database: Database) -> None:
     buffer.add([arrival(1), arrival(2)])
     with buffer.pinned([1]), buffer.pinned([2]):
         buffer.add([arrival(number) for number in range(3, 7)])
-        assert [order for order in range(1, 7) if _kept(buffer, order)] == [1, 2, 5, 6]
+        assert [order for order in range(1, 7) if _kept(buffer, order) and order % PROBE_EVERY] == [1, 2, 5, 6]
     buffer.add([arrival(7)])
-    assert [order for order in range(1, 8) if _kept(buffer, order)] == [6, 7]
+    assert [order for order in range(1, 8) if _kept(buffer, order) and order % PROBE_EVERY] == [6, 7]
 
 
 def test_probes_are_the_first_of_a_domain_here_and_there_and_never_learnt_from(database: Database) -> None:
