@@ -14,6 +14,7 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ops.processes import Supervisor
 from shared.config import Config
@@ -21,6 +22,7 @@ from shared.config import Config
 NAMESPACE = "redraft"
 OBJECT_STORE_BYTES = 512 * 2**20  # features on their way to the learner
 SPARE_CPUS = 1.0  # for short tasks of Serve's
+_STARTS = 3  # attempts
 _SESSIONS_KEPT = 2  # older logs are removed at the start
 # A socket's path has at most 107 bytes, of which Ray's session and socket names take up to 64.
 _LONGEST_FOLDER = 42
@@ -42,7 +44,7 @@ def start_ray(supervisor: Supervisor, config: Config) -> None:
 
     terminate = signal.getsignal(signal.SIGTERM)
     supervisor.on_exit(ray.shutdown)
-    ray.init(
+    init_patiently(
         address="local",
         namespace=NAMESPACE,
         # Reservations only decide what may be placed, so all of ours must fit, on a small machine too.
@@ -56,6 +58,20 @@ def start_ray(supervisor: Supervisor, config: Config) -> None:
     )
     # Ray puts a handler of its own there; ending is the business of whoever started the stack.
     signal.signal(signal.SIGTERM, terminate)
+
+
+def init_patiently(**settings: Any) -> None:
+    """`ray.init`, again when a busy machine took longer than the 30 s that Ray gives a node to start."""
+    import ray
+
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(**settings)
+            return
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def _reserved_cpus(config: Config) -> float:

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from ops.local_ray import init_patiently
 from ops.local_redis import find_server, launch_server
 from ops.processes import Supervisor
 from shared.store import Store
@@ -32,7 +33,7 @@ def ray_cluster() -> Iterator[None]:
     """This process is connected to a Ray of its own; name your actors."""
     import ray
 
-    ray.init(
+    init_patiently(
         address="local",
         namespace="redraft",
         num_cpus=4,
