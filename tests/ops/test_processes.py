@@ -46,7 +46,7 @@ def left_over(pids: list[int], *, within_s: float) -> list[int]:
 @pytest.mark.parametrize(("ending", "code"), [("return", 0), ("raise", 1), ("sigkill", -signal.SIGKILL)])
 def test_nothing_outlives_the_supervisor(tmp_path: Path, ending: str, code: int) -> None:
     parent = run_family(tmp_path, ending)
-    assert parent.wait(60) == code
+    assert parent.wait(240) == code
     pids = pids_of(tmp_path)
     assert len(pids) == 3
     # The watchdog is told at once; what ignores SIGTERM would have GRACE_S.
@@ -59,7 +59,7 @@ def test_a_signal_that_python_does_not_handle_leaves_nothing(tmp_path: Path, num
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
     parent.send_signal(number)
-    assert parent.wait(60) == -number
+    assert parent.wait(240) == -number
     assert left_over(pids_of(tmp_path), within_s=reaper.GRACE_S + 5) == []
 
 
@@ -71,7 +71,7 @@ def test_the_kernel_ends_the_child_when_the_watchdog_is_killed_first(tmp_path: P
         if "reaper.py" in " ".join(process.cmdline()):
             process.kill()
     parent.kill()
-    parent.wait(60)
+    parent.wait(240)
     child, *others = pids_of(tmp_path)
     try:
         assert left_over([child], within_s=5) == []
@@ -94,7 +94,7 @@ def test_children_end_in_reverse_order(tmp_path: Path) -> None:
     with Supervisor(tmp_path) as supervisor:
         for name in ("first", "second"):
             log = tmp_path / f"{name}.log"
-            supervisor.start(name, [*python(code), name], ready=lambda log=log: "up" in log.read_text(), timeout_s=20)
+            supervisor.start(name, [*python(code), name], ready=lambda log=log: "up" in log.read_text(), timeout_s=60)
         supervisor.on_exit(lambda: order.write_text("cleanup "))
     assert order.read_text() == "cleanup second first "
 
@@ -103,7 +103,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "deaf.log"
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     with Supervisor(tmp_path) as supervisor:
-        child = supervisor.start("deaf", python(code), ready=lambda: "up" in log.read_text(), timeout_s=20)
+        child = supervisor.start("deaf", python(code), ready=lambda: "up" in log.read_text(), timeout_s=60)
         child.stop(patience_s=0.3)
         assert child.process.returncode == -signal.SIGKILL
 
@@ -114,7 +114,7 @@ def test_a_child_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path: Path)
         Supervisor(tmp_path) as supervisor,
         pytest.raises(ServiceDown, match=r"(?s)broken ended with exit code 3.*the reason"),
     ):
-        supervisor.start("broken", python(code), ready=lambda: False, timeout_s=20)
+        supervisor.start("broken", python(code), ready=lambda: False, timeout_s=60)
 
 
 def test_a_child_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_a_dead_child_leaves_behind_makes_room_for_its_successor(tmp_path: 
     code = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
     log = tmp_path / "master.log"
     with Supervisor(tmp_path) as supervisor:
-        child = supervisor.start("master", python(code), ready=lambda: "up" in log.read_text(), timeout_s=20)
+        child = supervisor.start("master", python(code), ready=lambda: "up" in log.read_text(), timeout_s=60)
         [worker] = psutil.Process(child.pid).children()
         child.process.kill()
         child.process.wait()
