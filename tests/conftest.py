@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +27,9 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def pytest_configure() -> None:
     os.environ["RAY_AUTH_MODE"] = "disabled"  # Ray reads it when it is first imported, by whichever test module that is
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # nohup and background shells leave these ignored, and children that tests send them to would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
