@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shared.errors import TraceError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Kind(IntEnum):
@@ -48,13 +48,21 @@ class Round:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The request's sampling parameters, as applied to p and q alike; temperature 0 is greedy."""
+    """The request's sampling parameters, as applied to p and q alike; temperature 0 is greedy.
+
+    What each means and in which order they apply is `shared.sampling`'s to say.
+    """
 
     temperature: float = 1.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
     seeded: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    constrained: bool = False  # a grammar or min_tokens masked p: no reader can rebuild the mask from this record
 
     @property
     def greedy(self) -> bool:
@@ -122,7 +130,7 @@ def encode(record: TraceRecord) -> bytes:
         array = np.ascontiguousarray(getattr(record, name), dtype=dtype)
         body[name] = [list(array.shape), array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()]
     sampling = record.sampling
-    body["sampling"] = [getattr(sampling, f.name) for f in fields(Sampling)]
+    body["sampling"] = [getattr(sampling, f.name) for f in fields(Sampling)]  # tuples become lists
     body["rounds"] = [[r.start, r.version, list(r.drafted), r.accepted, r.tested] for r in record.rounds]
     packed: bytes = msgpack.packb(body, use_bin_type=True)
     return packed
@@ -175,11 +183,26 @@ def _array(name: str, value: Any, dtype: Any) -> NDArray[Any]:
 
 
 def _sampling(values: Any) -> Sampling:
-    kinds = [type(field.default) for field in fields(Sampling)]
-    if len(values) != len(kinds):
-        raise TraceError(f"sampling has {len(values)} values, not {len(kinds)}")
-    read = Sampling(*(_scalar("sampling", value, kind) for value, kind in zip(values, kinds, strict=True)))
-    if not (0 <= read.temperature < np.inf and 0 <= read.top_p <= 1 and 0 <= read.min_p <= 1 and read.top_k >= 0):
+    names = [field.name for field in fields(Sampling)]
+    if len(values) != len(names):
+        raise TraceError(f"sampling has {len(values)} values, not {len(names)}")
+    given = dict(zip(names, values, strict=True))
+    bias = given.pop("logit_bias")
+    kinds = {field.name: type(field.default) for field in fields(Sampling)}
+    read = Sampling(
+        **{name: _scalar("sampling", value, kinds[name]) for name, value in given.items()},
+        logit_bias=tuple((index(token), _scalar("logit_bias", value, float)) for token, value in bias),
+    )
+    amounts = (read.presence_penalty, read.frequency_penalty, *(value for _, value in read.logit_bias))
+    if not (
+        0 <= read.temperature < np.inf
+        and 0 <= read.top_p <= 1
+        and 0 <= read.min_p <= 1
+        and read.top_k >= 0
+        and 0 < read.repetition_penalty < np.inf
+        and all(token >= 0 for token, _ in read.logit_bias)
+        and np.isfinite(amounts).all()
+    ):
         raise TraceError(f"sampling is out of range: {read}")
     return read
 

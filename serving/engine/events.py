@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-EndReason = Literal["stop", "length", "cancelled", "failed"]
+EndReason = Literal["stop", "length", "cancelled", "failed", "deadline"]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability under the target's own logits, before any processing, and the likeliest others.
+
+    All are finite.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (id, log-probability), the likeliest first
 
 
 @dataclass(frozen=True)
@@ -15,6 +27,7 @@ class Delta:
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()  # of each of the tokens, where the request asked for them
 
 
 @dataclass(frozen=True)
@@ -34,13 +47,15 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class Ending:
-    """The terminal event. `message` says why when the reason is cancelled or failed."""
+    """The terminal event. `message` says why when the reason is cancelled, failed or deadline."""
 
     reason: EndReason
     prompt_tokens: int
     completion_tokens: int
     stats: RequestStats
     message: str = ""
+    stop_reason: str | int | None = None  # the stop string or the stop token id that ended it
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of each prompt token, None first; where asked for
 
 
 Event = Delta | Ending

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.trace import Sampling
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the answer must be a sentence of. `text` is the schema as JSON, the regular expression or the grammar."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -15,6 +26,13 @@ class GenerationParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     speculative: bool = True
+    min_tokens: int = 0  # the end and stop ids are masked until so many tokens are there
+    stop_token_ids: tuple[int, ...] = ()  # end the request as the end of the text does
+    logprobs: int | None = None  # None: off; else that many alternatives beside each token's own
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    grammar: Grammar | None = None
+    deadline_s: float | None = None  # from arrival; what has been said by then is the answer
+    priority: int = 0  # higher goes first
 
 
 @dataclass(frozen=True)

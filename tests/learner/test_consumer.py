@@ -137,7 +137,7 @@ def poison(record: TraceRecord) -> dict[str, bytes]:
         "a number": msgpack.packb(7),
         "cut off": whole[: len(whole) // 2],
         "no rounds": without("rounds"),
-        "another schema": whole.replace(b"schema\x01", b"schema\x09"),
+        "another schema": whole.replace(b"schema\x02", b"schema\x09"),
         "another target": of(target="0" * 64 + ":fp32"),
         "an unknown token": of(output_ids=np.where(np.arange(len(ids)) == 3, 10**6, ids)),
         "a negative token": of(prompt_ids=-record.prompt_ids - 1),
