@@ -14,11 +14,13 @@ from functools import cache
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-WeightKind = Literal["fp16", "int8", "fp32"]
+WeightKind = Literal["fp16", "int8", "bf16", "fp32"]
 
 _WEIGHT_LEVELS = 127  # symmetric: -128 is never used, so |weight| times |input| has one bound
+_BF16_ROWS = 32  # of one bf16 call: up to here oneDNN computes a row alike whatever the count
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -84,6 +86,55 @@ class Int8Linear(PackedLinear):
         return out if self._bias is None else out + self._bias
 
 
+class Bf16Linear(PackedLinear):
+    """Weights, inputs and outputs rounded to bf16, products and sums in fp32, on CPUs with AMX.
+
+    oneDNN chooses its kernel by the number of rows, and some kernels sum in another order: calls of at most 32 rows
+    are alike for nearly all shapes, and for the others every call is padded to 32.
+    """
+
+    kind: WeightKind = "bf16"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().bfloat16().contiguous(), _BF16_ROWS)
+        self._bias = None if bias is None else bias.detach().float().clone()  # [out]
+        self._pad = not _keeps_bits(self.out_features, self.in_features, torch.get_num_threads())
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features).bfloat16()
+        if len(rows) <= _BF16_ROWS:
+            out = self._call(rows)
+        else:
+            out = torch.cat([self._call(part) for part in rows.split(_BF16_ROWS)])
+        out = out.view(*x.shape[:-1], self.out_features).float()
+        return out if self._bias is None else out + self._bias
+
+    def _call(self, rows: Tensor) -> Tensor:  # [at most 32, in] -> [same, out] bf16
+        if self._pad:
+            return _bf16_product(F.pad(rows, (0, 0, 0, _BF16_ROWS - len(rows))), self._packed)[: len(rows)]
+        return _bf16_product(rows, self._packed)
+
+
+def _bf16_product(rows: Tensor, packed: Tensor) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+    return out
+
+
+@cache
+def _keeps_bits(out_features: int, in_features: int, threads: int) -> bool:
+    """Whether this machine's bf16 product of this shape gives a row the same bits among any number of rows.
+
+    `threads` is part of the key only: the kernels are chosen by it too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn((out_features, in_features), generator=generator, dtype=torch.bfloat16)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _BF16_ROWS)
+    rows = torch.randn((_BF16_ROWS, in_features), generator=generator, dtype=torch.bfloat16)
+    full = _bf16_product(rows, packed)
+    return all(torch.equal(_bf16_product(rows[:count], packed), full[:count]) for count in (1, 2, 3, 5, 8, 15, 16, 17))
+
+
 def pack_linears(module: nn.Module, weights: WeightKind) -> None:
     """Replace every `nn.Linear` below `module` in place; fp32 leaves all as it is.
 
@@ -104,6 +155,9 @@ def pack_linears(module: nn.Module, weights: WeightKind) -> None:
     _return_freed_memory()
 
 
+_PACKED = {"fp16": Fp16Linear, "int8": Int8Linear, "bf16": Bf16Linear}
+
+
 def _return_freed_memory() -> None:
     """glibc keeps freed weights in its arenas, a fifth of a small replica's memory; other C libraries need no help."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -113,7 +167,7 @@ def _return_freed_memory() -> None:
 
 def _pack(linear: nn.Linear, weights: WeightKind) -> PackedLinear:
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-    packed = Fp16Linear(weight, bias) if weights == "fp16" else Int8Linear(weight, bias)
+    packed = _PACKED[weights](weight, bias)
     packed.train(linear.training)
     return packed
 
@@ -124,6 +178,8 @@ def reference_weight(weight: Tensor, kind: WeightKind) -> Tensor:
     if kind == "fp16":
         limit = torch.finfo(torch.float16).max
         return weight.clamp(-limit, limit).half().float()
+    if kind == "bf16":
+        return weight.bfloat16().float()
     if kind == "int8":
         scales = _scales(weight).float().unsqueeze(1)  # [out, 1]
         return (weight / scales).round_().clamp_(-_WEIGHT_LEVELS - 1, _WEIGHT_LEVELS) * scales
@@ -131,11 +187,18 @@ def reference_weight(weight: Tensor, kind: WeightKind) -> Tensor:
 
 
 def reference_input(x: Tensor, kind: WeightKind) -> Tensor:
-    """The fp32 input [..., in] that a packed linear of this kind computes with (int8 rounds each row)."""
+    """The fp32 input [..., in] that a packed linear of this kind computes with (int8 and bf16 round it)."""
+    if kind == "bf16":
+        return x.bfloat16().float()
     if kind != "int8":
         return x
     row_max, levels = x.abs().amax(-1, keepdim=True).clamp_min(_TINY), input_levels()
     return (x / row_max * levels).round_() / levels * row_max
+
+
+def reference_output(product: Tensor, kind: WeightKind) -> Tensor:
+    """What a packed linear of this kind makes of the fp32 product [..., out], before the bias (bf16 rounds it)."""
+    return product.bfloat16().float() if kind == "bf16" else product
 
 
 def _scales(weight: Tensor) -> Tensor:
@@ -154,17 +217,20 @@ def input_levels() -> int:
 
 
 @cache
-def packing_supported() -> bool:
-    """Whether this machine's packed operators exist and compute what `reference_weight` says."""
+def packing_supported(kind: WeightKind = "fp16") -> bool:
+    """Whether this machine's packed operators of this kind exist and compute what `reference_weight` says.
+
+    bf16 asks for AMX besides: without it, the same products are slower than fp16's.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    if kind == "bf16" and not torch.cpu.get_capabilities().get("amx_bf16", False):
         return False
     weight = torch.linspace(-1.0, 1.0, 64 * 16).reshape(16, 64)
     x = torch.stack([torch.ones(64), torch.linspace(-3.0, 2.0, 64)])  # the row of ones would saturate first
     try:
-        for module in (Fp16Linear(weight, None), Int8Linear(weight, None)):
-            expected = reference_input(x, module.kind) @ reference_weight(weight, module.kind).T
-            if not torch.allclose(module(x), expected, rtol=1e-4, atol=1e-3):
-                return False
+        expected = reference_input(x, kind) @ reference_weight(weight, kind).T
+        rounding = 2**-8 if kind == "bf16" else 1e-4  # of the output
+        return torch.allclose(_PACKED[kind](weight, None)(x), expected, rtol=rounding, atol=1e-3)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return True

@@ -51,7 +51,7 @@ def load_model(
 ) -> LoadedModel:
     """Load `spec` for serving; ConfigError (naming `field`, device or weights) if that cannot be done exactly.
 
-    weights "auto" is fp16 on x86 CPUs, bf16 on CUDA and fp32 elsewhere.
+    weights "auto" is bf16 on CUDA and on CPUs with AMX, fp16 on other x86 CPUs and fp32 elsewhere.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -78,7 +78,7 @@ def load_model(
     model.eval().requires_grad_(False)
     vocab_size = _vocab_size(model)  # before packing, which leaves no weight to look at
     if place.type == "cpu":
-        pack_linears(model, cast(WeightKind, kind))
+        pack_model(model, cast(WeightKind, kind))
     token_count = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)
     if token_count > vocab_size:
         raise ConfigError(
@@ -98,6 +98,19 @@ def load_model(
         eos_token_ids=_eos_token_ids(model, tokenizer, token_count),
         max_positions=positions,
     )
+
+
+def pack_model(model: PreTrainedModel, weights: WeightKind) -> None:
+    """Puts the linears of a model on the CPU into their weight format, fused first where the fast forward fits.
+
+    fp32 stays as it is, so that it can be trained; `PagedModel` fuses it when it is served.
+    """
+    if weights == "fp32":
+        return
+    from shared.models.twin import fuse  # and with it transformers
+
+    fuse(model)
+    pack_linears(model, weights)
 
 
 def resolve_model(spec: str, home: Path, *, field: str = "target") -> Path:
@@ -137,10 +150,10 @@ def resolve_weights(weights: str, device: torch.device) -> str:
         if weights == "int8":
             raise ConfigError("weights", "int8 is a CPU format", "Use bf16 on CUDA")
         return "bf16" if weights == "auto" else weights
-    if weights == "bf16":
-        raise ConfigError("weights", "bf16 is a CUDA format", "Use fp16, int8 or fp32 on CPU")
-    kind = "fp16" if weights == "auto" else weights
-    if kind != "fp32" and not packing_supported():
+    kind = cast(WeightKind, weights)
+    if weights == "auto":
+        kind = "bf16" if packing_supported("bf16") else "fp16"
+    if kind != "fp32" and not packing_supported(kind):
         log.warning("this CPU has no packed %s linear layers: serving in fp32, at more cost per token", kind)
         return "fp32"
     return kind

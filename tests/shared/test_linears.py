@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shared.models import linears
 from shared.models.linears import (
+    Bf16Linear,
     Fp16Linear,
     Int8Linear,
     PackedLinear,
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.skipif(
     not packing_supported(), reason="needs an x86_64 CPU with torch's packed linear operators"
 )
 
-KINDS: tuple[WeightKind, ...] = ("fp16", "int8")
+KINDS: tuple[WeightKind, ...] = tuple(kind for kind in ("fp16", "int8", "bf16") if packing_supported(kind))
+CLASSES: dict[WeightKind, type[PackedLinear]] = {"fp16": Fp16Linear, "int8": Int8Linear, "bf16": Bf16Linear}
 # out, in: the default target's shapes, and odd ones that no vector width divides
 SHAPES = ((192, 576), (576, 1536), (1536, 576), (37, 50), (7, 3))
 # Sums of 1,536 products in fp32, in another order than the float64 oracle's: about sqrt(1536) * 2^-24 of the
@@ -36,8 +38,7 @@ def made(kind: WeightKind, out_features: int, in_features: int, bias: bool = Tru
     """A random linear and its packed twin."""
     plain = nn.Linear(in_features, out_features, bias=bias)
     nn.init.normal_(plain.weight, std=0.1)
-    packed = Fp16Linear if kind == "fp16" else Int8Linear
-    return plain, packed(plain.weight.detach(), None if plain.bias is None else plain.bias.detach())
+    return plain, CLASSES[kind](plain.weight.detach(), None if plain.bias is None else plain.bias.detach())
 
 
 def oracle(plain: nn.Linear, x: Tensor, kind: WeightKind) -> Tensor:
@@ -63,7 +64,9 @@ def test_computes_with_its_reference_weight(kind: WeightKind, shape: tuple[int, 
         assert exact > 0.95
         assert (packed(x) - expected).abs().max() <= 2 * slack + ACCUMULATION
     else:
-        torch.testing.assert_close(packed(x).double(), expected, atol=ACCUMULATION, rtol=1e-5)
+        product = expected if plain.bias is None else expected - plain.bias.detach()
+        rounding = 2**-8 if kind == "bf16" else 1e-5  # of the product, before the bias: half of the eighth bit
+        assert ((packed(x) - expected).abs() <= ACCUMULATION + rounding * product.abs()).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,6 +93,21 @@ def test_a_row_keeps_its_bits_among_other_rows(kind: WeightKind) -> None:
         assert torch.equal(packed(batch)[place : place + 1], alone)
 
 
+@pytest.mark.skipif("bf16" not in KINDS, reason="needs a CPU with AMX")
+def test_a_shape_whose_kernels_disagree_is_padded_to_one_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linears, "_keeps_bits", lambda *_: False)
+    counts: list[int] = []
+    product = linears._bf16_product
+    monkeypatch.setattr(
+        linears, "_bf16_product", lambda rows, packed: counts.append(len(rows)) or product(rows, packed)
+    )
+    packed = Bf16Linear(torch.randn(24, 40), None)
+    x = torch.randn(37, 40)
+    assert packed(x).shape == (37, 24)
+    assert counts == [32, 32]
+    assert torch.equal(packed(x[36:]), packed(x)[36:])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_and_rows_of_zeros(kind: WeightKind) -> None:
     plain, packed = made(kind, 16, 24)
@@ -101,7 +119,7 @@ def test_no_rows_and_rows_of_zeros(kind: WeightKind) -> None:
 def test_an_output_whose_weights_are_zero_is_its_bias(kind: WeightKind) -> None:
     weight = torch.randn(8, 24)
     weight[3] = 0
-    packed = Fp16Linear(weight, None) if kind == "fp16" else Int8Linear(weight, None)
+    packed = CLASSES[kind](weight, None)
     assert torch.equal(packed(torch.randn(5, 24))[:, 3], torch.zeros(5))
 
 
@@ -179,7 +197,9 @@ def test_every_linear_is_replaced_in_place(kind: WeightKind) -> None:
     assert torch.equal(net.embed.weight, table)
     assert (net.head.in_features, net.head.out_features) == (8, 20)
     # int8 on 8 inputs: at most half a step (1/254) of the largest input and weight, on both sides, eight times
-    torch.testing.assert_close(net.head(x), expected, atol=0.2 if kind == "int8" else 1e-5, rtol=0)
+    # bf16 rounds inputs, weights and the output to 8 bits: three times 2^-9 of sums below 4
+    atol = {"int8": 0.2, "bf16": 3 * 2**-9 * 4 * 3, "fp16": 1e-5}[kind]
+    torch.testing.assert_close(net.head(x), expected, atol=atol, rtol=0)
     assert sorted(net.state_dict()) == ["embed.weight", "router.bias", "router.weight"]
     assert not any(module.training for module in net.modules())
 
