@@ -32,6 +32,7 @@ COMMANDS = {
     "up": Command("ops.up", "start the local stack and serve until Ctrl-C"),
     "status": Command("ops.status", "show what the running stack does: replicas, α, champion, learner"),
     "config": Command("ops.show_config", "show the effective configuration and where each value comes from"),
+    "keys": Command("ops.keys", "make, list and revoke API keys"),
     "demo": Command("ops.demo", "watch α fall at a drift of the traffic and come back"),
     "train-drafter": Command("ops.distill", "make a drafter by distillation from the target's own outputs"),
 }

@@ -34,6 +34,8 @@ def demo_settings(arguments: Namespace) -> Settings:
         config = replace(config, redis=replace(config.redis, prefix=f"{config.redis.prefix}-demo-{time.time_ns():x}"))
     if sources["mlflow.tracking_uri"] != "--set":  # nor may its registered champion be found, or moved
         config = replace(config, mlflow=replace(config.mlflow, tracking_uri=""))
+    # The demo sends its own traffic to its own stack, which no other machine can reach: it needs no key.
+    config = replace(config, serve=replace(config.serve, auth="off", keys_file=""))
     return Settings(replace(config, home=str(config.home_path / "demo")), sources)
 
 

@@ -24,6 +24,7 @@ from ops.prepare import Preparation
 from ops.processes import Supervisor
 from ops.run_file import RunningStack, owned_home, write_run_file
 from shared.config import Config, ServeConfig
+from shared.keys import access_of
 
 LEARNER_STOP_S = 8.0  # an attempt in the middle of a training step takes a moment to notice
 
@@ -77,6 +78,7 @@ class Stack:
 
     def _start(self) -> None:
         config = self.config
+        self.access = access_of(config)  # before anything is started
         self._cleanups.enter_context(owned_home(config.home_path))
         serve = config.serve
         port = choose_port("serve.port", serve.host, serve.port, named=self._port_is_named)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ops import settings
 from ops.stack import Stack
+from shared.config import Config
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,9 +26,16 @@ def main(arguments: Namespace) -> int:
             f"  try    curl {stack.urls.api}/v1/models\n"
             f"  MLflow {stack.urls.mlflow}\n"
             f"  Redis  {stack.urls.redis}\n"
+            f"  keys   {_who_may_ask(stack.access, chosen.config)}\n"
             f"  watch  redraft status"
         )
         while True:
             time.sleep(1)
             for name in stack.tend():
                 console.print(f"{name} had ended and was started again")
+
+
+def _who_may_ask(access: str, config: Config) -> str:
+    if access == "keys":
+        return f"asked for; {config.keys_path} (`redraft keys list`)"
+    return "off: everybody on this machine may ask (`redraft keys add NAME` makes the first one)"

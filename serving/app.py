@@ -18,18 +18,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from fastapi import FastAPI
 from ray import serve
 
+from serving.api.domains import Domains
 from serving.api.enveloped import PROXY_CALLBACK
 from serving.api.router import create_app
 from serving.api.service import Backend, Service
 from serving.features import RayFeatureSink
 from shared.config import Config, config_from_dict, load_config
 from shared.errors import ConfigError, RedraftError, ServiceDown
+from shared.keys import WatchedKeys, access_of
 
 if TYPE_CHECKING:
     from serving.replica import Replica
@@ -68,15 +71,21 @@ class EngineReplica:
         self._features: RayFeatureSink | None = None
         self._error: Exception | None = None
         self._config, self._load_replica = config_from_dict(config), load
+        try:
+            self._keys = WatchedKeys(self._config.keys_path) if access_of(self._config) == "keys" else None
+        except ConfigError as error:  # never open by mistake
+            raise RuntimeError(str(error)) from None  # our own errors do not survive Ray's pickling
+        if self._keys is None:
+            log.warning("API keys are off: whoever reaches %s may ask", self._config.serve.host)
         if self._config.serve.replicas == 1:
             threading.Thread(target=self._load, name="loading", daemon=True).start()
             return
         self._load()
         if self._error is not None:
-            raise RuntimeError(str(self._error))  # our own errors do not survive Ray's pickling
+            raise RuntimeError(str(self._error))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._service)
+        return create_app(self._service, self._keys)
 
     async def check_health(self) -> None:
         """Raises for what a new process can mend; a wrong setting stays visible in /readyz instead."""
@@ -109,6 +118,8 @@ class EngineReplica:
                     context=replica.context,
                     token_count=loaded.token_count,
                     most_prompts=config.engine.max_queue,
+                    numerics=replica.numerics,
+                    domains=Domains(config.serve.max_domains),
                 )
             )
             self._replica = replica
@@ -150,8 +161,15 @@ def application(config: Config, load: Load = load_replica) -> serve.Application:
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
-    """Entry point of Serve config files: `import_path: serving.app:build`, `args` being dotted config keys."""
-    return application(load_config(overrides=dict(arguments)))
+    """Entry point of Serve config files: `import_path: serving.app:build`, `args` being dotted config keys.
+
+    Such a file says itself where Serve listens, so keys are always asked for. Raises ConfigError.
+    """
+    config = load_config(overrides=dict(arguments))
+    if config.serve.auth == "off":
+        problem = "a Serve config file may listen anywhere, and off would let anybody in"
+        raise ConfigError("serve.auth", problem, "Leave it out and name serve.keys_file.")
+    return application(_with_auth(config, "keys"))
 
 
 def deploy(config: Config, *, wait: bool = True, timeout_s: float = READY_S, load: Load = load_replica) -> None:
@@ -163,6 +181,8 @@ def deploy(config: Config, *, wait: bool = True, timeout_s: float = READY_S, loa
     if not ray.is_initialized():
         raise ConfigError("ray", "this process is connected to no cluster", "Call ray.init first")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # Decided once, so that replicas which start later do as their peers.
+    config = _with_auth(config, "keys" if access_of(config) == "keys" else "off")
     _require_port(config)
     serve.start(
         http_options={"host": config.serve.host, "port": config.serve.port},
@@ -182,6 +202,10 @@ def deploy(config: Config, *, wait: bool = True, timeout_s: float = READY_S, loa
 def shutdown() -> None:
     """Drain and remove the application and Serve; the cluster stays."""
     serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _with_auth(config: Config, auth: Literal["keys", "off"]) -> Config:
+    return replace(config, serve=replace(config.serve, auth=auth))
 
 
 def _require_port(config: Config) -> None:

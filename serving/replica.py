@@ -16,6 +16,7 @@ from serving.engine.calibrate import calibrate
 from serving.engine.engine import Engine, Limits, Tracing
 from serving.engine.events import Event
 from serving.engine.loop import EngineLoop
+from serving.engine.numerics import numerics_of
 from serving.engine.request import GenerationRequest
 from serving.engine.sequence import Sequence
 from serving.hotswap import ChampionWatcher
@@ -85,6 +86,11 @@ class Replica:
             self.publisher.stop()
         if self._store is not None:
             self._store.close()
+
+    @property
+    def numerics(self) -> str:
+        """What decides a seeded answer beside the target's fingerprint."""
+        return numerics_of(self.loaded.device)
 
     def status(self) -> dict[str, Any]:
         """A small heartbeat for `redraft status`."""

@@ -48,6 +48,7 @@ class EngineConfig:
     kv_tokens: int = 32768  # positions that the KV cache of one replica holds
     max_batch: int = 16  # requests decoded together
     prefill_tokens: int = 256  # prompt tokens per step next to decoding
+    prefix_cache: bool = True  # requests that begin alike share the KV of their beginning
     max_queue: int = 64  # waiting requests before 429
     max_context: int = 0  # prompt + output; 0: the model's own
     threads: int = 0  # torch threads of a replica; 0: all cores of the machine
@@ -61,6 +62,9 @@ class ServeConfig:
     replica_cpus: float = 0.5  # Ray's reservation, not a limit
     replica_gpus: float = 0.0
     drain_s: float = 20.0
+    auth: Literal["auto", "keys", "off"] = "auto"  # auto: keys where there is a keys file, else open on loopback only
+    keys_file: str = ""  # hashed API keys (`redraft keys`); empty: keys.json in `home`
+    max_domains: int = 32  # domain tags of clients that a replica tells apart; the others are counted as "other"
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,10 @@ class Config:
     @property
     def home_path(self) -> Path:
         return Path(self.home).expanduser()
+
+    @property
+    def keys_path(self) -> Path:
+        return Path(self.serve.keys_file).expanduser() if self.serve.keys_file else self.home_path / "keys.json"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionary, fit for YAML and for `load_config`."""
@@ -268,6 +276,8 @@ def _is_union(kind: Any) -> bool:
 
 def _fit(value: Any, kind: Any) -> tuple[bool, Any]:
     if typing.get_origin(kind) is Literal:
+        if value is False and "off" in typing.get_args(kind):  # YAML reads a bare `off` so
+            value = "off"
         return value in typing.get_args(kind) and not isinstance(value, bool), value
     if typing.get_origin(kind) is tuple:
         fits = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
@@ -312,6 +322,7 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "serve.replica_cpus": (0, None),
     "serve.replica_gpus": (0, None),
     "serve.drain_s": (0, None),
+    "serve.max_domains": (1, 4096),
     "trace.topk": (1, 4096),
     "trace.position_share": (0, 1),
     "trace.feature_share": (0, 1),

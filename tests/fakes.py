@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from serving.engine.events import Delta, Ending, Event, RequestStats
+from serving.engine.events import Delta, Ending, Event, RequestStats, TokenLogprob
 from serving.engine.request import GenerationRequest
 from shared.config import Config
 from shared.errors import ConfigError, Overloaded, RequestError
@@ -43,6 +43,16 @@ class FakeSnapshot:
     draining: bool = False
 
 
+def fake_logprobs(ids: tuple[int, ...], wanted: int | None, penalty: int = 1) -> tuple[TokenLogprob, ...]:
+    """Every token has -penalty / 4 and the likeliest others are the next ids, less by 1 each."""
+    if wanted is None:
+        return ()
+    return tuple(
+        TokenLogprob(id, -penalty / 4, tuple((id + place, -penalty / 4 - place) for place in range(wanted)))
+        for id in ids
+    )
+
+
 @dataclass
 class FakeLoop:
     """Says `script` to every request, one word a token, and keeps account of what became of each request."""
@@ -53,6 +63,7 @@ class FakeLoop:
     token_s: float = 0.0
     fail_after: int | None = None  # tokens before the request fails
     cancel_after: int | None = None  # tokens before the engine gives the request up, as at a shutdown
+    deadline_after: int | None = None  # tokens before the request's own time is up
     break_after: int | None = None  # tokens before a defect of the engine shows as an exception
     draining: bool = False
     alive: bool = True
@@ -82,8 +93,13 @@ class FakeLoop:
             words = self.script.split(" ")
             pieces = [words[0], *(f" {word}" for word in words[1:])]
             said = 0
+            faults = (
+                (self.fail_after, "failed"),
+                (self.cancel_after, "cancelled"),
+                (self.deadline_after, "deadline"),
+            )
             for piece in pieces[: request.params.max_tokens]:
-                for limit, reason in ((self.fail_after, "failed"), (self.cancel_after, "cancelled")):
+                for limit, reason in faults:
                     if limit == said:
                         ended = True
                         yield self._ending(request, reason, said, message=f"{reason} on purpose")
@@ -92,7 +108,7 @@ class FakeLoop:
                     raise ZeroDivisionError("a defect")
                 await asyncio.sleep(self.token_s)
                 said += 1
-                yield Delta(piece, (said,))
+                yield Delta(piece, (said,), fake_logprobs((said,), request.params.logprobs, len(self.seen)))
             yield self._ending(request, "stop" if said == len(pieces) else "length", said)
             ended = True
             self.finished.append(request.id)
@@ -106,7 +122,9 @@ class FakeLoop:
 
     def _ending(self, request: GenerationRequest, reason: str, said: int, message: str = "") -> Ending:
         stats = STATS if request.params.speculative else RequestStats(num_steps=said, num_spec_tokens=4)
-        return Ending(reason, len(request.prompt_ids), said, stats, message)  # type: ignore[arg-type]
+        wanted = request.params.prompt_logprobs
+        of_prompt = (None, *fake_logprobs(request.prompt_ids[1:], wanted)) if wanted is not None else ()
+        return Ending(reason, len(request.prompt_ids), said, stats, message, None, of_prompt)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -117,6 +135,7 @@ class FakeReplica:
     loaded: Any
     context: int
     stopped: bool = False
+    numerics: str = "fake"
 
     def stop(self) -> None:
         self.stopped = True

@@ -1,16 +1,17 @@
-"""The JSON of answers: whole, and in chunks, for completions and for chat.
+"""An answer while it grows, and the JSON that both endpoints share; their own shapes are in the `_form` modules.
 
-Shapes and key order follow OpenAI's reference; `metrics` is the one addition. Nothing is computed here but sums.
+Shapes and key order follow OpenAI's reference; `metrics` is the one addition that is always there, the others follow
+vLLM and come when asked for. Nothing is computed here but sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serving.api.metrics_view import metrics_of
-from serving.engine.events import Ending
+from serving.engine.events import Delta, Ending, Event, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -32,107 +33,83 @@ class Head:
         }
 
 
+@dataclass(frozen=True)
+class PromptView:
+    """A prompt as an answer may repeat it."""
+
+    ids: tuple[int, ...]
+    text: str = ""  # where it is echoed
+    hidden: int = 0  # ids at its beginning that the tokenizer added: they are not in the text
+
+
 @dataclass
 class Choice:
     """One generated text while it grows; `ending` is set last."""
 
+    prompt: PromptView
+    index: int = 0
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending | None = None
 
+    def take(self, item: Event) -> None:
+        if isinstance(item, Ending):
+            self.ending = item
+        else:
+            self.text += item.text
+            self.token_ids += item.token_ids
+            self.logprobs += item.logprobs
+
     @property
-    def finish_reason(self) -> str:
+    def end(self) -> Ending:
         assert self.ending is not None, "a choice is shown only when it has ended"
-        return self.ending.reason
+        return self.ending
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, by which the best of several is chosen."""
+        return sum(token.logprob for token in self.logprobs) / max(1, len(self.logprobs))
 
 
 class Form(Protocol):
-    """How one endpoint writes its answers."""
+    """How one endpoint writes one answer. It keeps what a stream has to remember."""
 
-    prefix: str  # of ids
     kind: str  # `object` of a whole answer
     chunk_kind: str  # `object` of a chunk
 
-    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
-        """The choice in a whole answer."""
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """`choices` of a whole answer, and what else stands beside them."""
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice in the first chunk, before any text; None: there is none."""
-
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        """The choice in a chunk of text."""
-
-    def closing(self, index: int, choice: Choice) -> dict[str, Any]:
-        """The choice in its last chunk."""
+    def chunks(self, choice: Choice, item: Event) -> Iterator[dict[str, Any]]:
+        """The same of each chunk that this event makes; the choice has taken the event already."""
 
 
-class TextForm:
-    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
-
-    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
-        return self._choice(index, choice.text, choice.finish_reason)
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return None
-
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        return self._choice(index, text, None)
-
-    def closing(self, index: int, choice: Choice) -> dict[str, Any]:
-        return self._choice(index, "", choice.finish_reason)
-
-    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def whole_answer(head: Head, form: Form, choices: Sequence[Choice], generated: Sequence[Choice]) -> dict[str, Any]:
+    """`generated` are all choices, those of `best_of` that are not shown included: they were worked for."""
+    return head.object(form.kind) | form.whole(choices) | _account(generated)
 
 
-class ChatForm:
-    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, None)
-
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        return self._choice(index, {"content": text}, None)
-
-    def closing(self, index: int, choice: Choice) -> dict[str, Any]:
-        return self._choice(index, {}, choice.finish_reason)
-
-    def _choice(self, index: int, delta: dict[str, str], finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-
-
-def whole_answer(head: Head, form: Form, choices: Sequence[Choice]) -> dict[str, Any]:
-    endings = _endings(choices)
-    return head.object(form.kind) | {
-        "choices": [form.whole(index, choice) for index, choice in enumerate(choices)],
-        "usage": _usage(endings),
-        "metrics": metrics_of([ending.stats for ending in endings]),
-    }
-
-
-def chunk(head: Head, form: Form, choice: dict[str, Any], *, with_usage: bool) -> dict[str, Any]:
-    """One chunk. Where the client asked for usage, each chunk says that it is not here yet."""
-    body = head.object(form.chunk_kind) | {"choices": [choice]}
-    return body | {"usage": None} if with_usage else body
+def chunk(head: Head, form: Form, body: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+    """One chunk; `usage` is a dictionary with that field, or empty."""
+    return head.object(form.chunk_kind) | body | usage
 
 
 def usage_chunk(head: Head, form: Form, choices: Sequence[Choice]) -> dict[str, Any]:
-    endings = _endings(choices)
-    return head.object(form.chunk_kind) | {
-        "choices": [],
-        "usage": _usage(endings),
-        "metrics": metrics_of([ending.stats for ending in endings]),
-    }
+    return head.object(form.chunk_kind) | {"choices": []} | _account(choices)
 
 
-def _endings(choices: Sequence[Choice]) -> list[Ending]:
-    return [choice.ending for choice in choices if choice.ending is not None]
-
-
-def _usage(endings: Sequence[Ending]) -> dict[str, int]:
-    prompt = sum(ending.prompt_tokens for ending in endings)
-    completion = sum(ending.completion_tokens for ending in endings)
+def usage_of(choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens so far. A prompt counts once, however many choices it has."""
+    prompts = {id(choice.prompt): len(choice.prompt.ids) for choice in choices}
+    completion = sum(choice.ending.completion_tokens if choice.ending else len(choice.token_ids) for choice in choices)
+    prompt = sum(prompts.values())
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _account(choices: Sequence[Choice]) -> dict[str, Any]:
+    return {"usage": usage_of(choices), "metrics": metrics_of([choice.end.stats for choice in choices])}
+
+
+def said_something(item: Event) -> bool:
+    return isinstance(item, Delta) and bool(item.text or item.token_ids)

@@ -12,60 +12,87 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from serving.api.answers import ChatForm, Choice, Form, Head, TextForm, chunk, usage_chunk, whole_answer
+from serving.api.admission import Admitted
+from serving.api.answers import Choice, Form, Head, chunk, said_something, usage_chunk, usage_of, whole_answer
+from serving.api.schema import StreamOptions
 from serving.api.service import Backend, Decoder
 from serving.api.stream import DONE, event
-from serving.engine.events import Delta, Ending, Event
+from serving.engine.events import Ending, Event
 from serving.engine.request import GenerationRequest
-from shared.errors import NotReady, RedraftError
-
-TEXT, CHAT = TextForm(), ChatForm()
+from shared.errors import NotReady, RedraftError, RequestError
 
 
-def new_head(backend: Backend, form: Form) -> Head:
-    return Head(form.prefix + uuid.uuid4().hex, int(time.time()), backend.name, backend.system_fingerprint)
+def new_head(backend: Backend, prefix: str) -> Head:
+    return Head(prefix + uuid.uuid4().hex, int(time.time()), backend.name, backend.system_fingerprint)
 
 
-async def complete(backend: Backend, requests: Sequence[GenerationRequest], head: Head, form: Form) -> dict[str, Any]:
+async def complete(backend: Backend, admitted: Admitted, head: Head, form: Form) -> dict[str, Any]:
     """The whole answer. Raises RedraftError if a request does not come to a regular end."""
-    choices = [Choice() for _ in requests]
-    async with aclosing(_interleave(backend.decoder, requests)) as events:
-        async for index, item in events:
-            _grow(choices[index], item)
-    return whole_answer(head, form, choices)
+    choices = _choices(admitted)
+    async for _ in _events(backend.decoder, admitted, choices):
+        pass
+    return whole_answer(head, form, _best(admitted, choices), choices)
 
 
 async def stream(
-    backend: Backend, requests: Sequence[GenerationRequest], head: Head, form: Form, *, with_usage: bool
+    backend: Backend, admitted: Admitted, head: Head, form: Form, options: StreamOptions | None
 ) -> AsyncGenerator[str, None]:
     """The answer as server-sent events. Raises as `complete` does."""
-    choices = [Choice() for _ in requests]
-    opened = [False] * len(requests)
-    async with aclosing(_interleave(backend.decoder, requests)) as events:
-        async for index, item in events:
-            _grow(choices[index], item)
-            if not opened[index]:
-                opened[index] = True
-                if (opening := form.opening(index)) is not None:
-                    yield event(chunk(head, form, opening, with_usage=with_usage))
-            if isinstance(item, Ending):
-                yield event(chunk(head, form, form.closing(index, choices[index]), with_usage=with_usage))
-            elif item.text:
-                yield event(chunk(head, form, form.piece(index, item.text), with_usage=with_usage))
+    choices = _choices(admitted)
+    with_usage = bool(options and options.include_usage)
+    continuous = bool(options and options.continuous_usage_stats)
+    async with aclosing(_events(backend.decoder, admitted, choices)) as events:
+        async for choice, item in events:
+            # Where the client asked for usage, each chunk has it so far, or says that it is not here yet.
+            usage = {"usage": usage_of(choices)} if continuous else {"usage": None} if with_usage else {}
+            for body in form.chunks(choice, item):
+                yield event(chunk(head, form, body, usage))
     if with_usage:
         yield event(usage_chunk(head, form, choices))
     yield DONE
 
 
-def _grow(choice: Choice, item: Event) -> None:
-    if isinstance(item, Delta):
-        choice.text += item.text
-    elif item.reason == "failed":
+def _choices(admitted: Admitted) -> list[Choice]:
+    views = [view for view in admitted.prompts for _ in range(admitted.candidates)]
+    return [Choice(view, index) for index, view in enumerate(views)]
+
+
+def _best(admitted: Admitted, choices: list[Choice]) -> list[Choice]:
+    """Of each prompt's candidates those with the highest mean log-probability, numbered anew."""
+    if admitted.shown == admitted.candidates:
+        return choices
+    best: list[Choice] = []
+    for first in range(0, len(choices), admitted.candidates):
+        ranked = sorted(choices[first : first + admitted.candidates], key=lambda choice: -choice.mean_logprob)
+        best += ranked[: admitted.shown]
+    for index, choice in enumerate(best):
+        choice.index = index
+    return best
+
+
+async def _events(
+    decoder: Decoder, admitted: Admitted, choices: Sequence[Choice]
+) -> AsyncGenerator[tuple[Choice, Event], None]:
+    """Each event behind the choice that has taken it. Raises RedraftError for an irregular end."""
+    silent = True
+    async with aclosing(_interleave(decoder, admitted.requests)) as events:
+        async for index, item in events:
+            silent = silent and not said_something(item)
+            _require_regular(item, silent=silent)
+            choices[index].take(item)
+            yield choices[index], item
+
+
+def _require_regular(item: Event, *, silent: bool) -> None:
+    if not isinstance(item, Ending):
+        return
+    if item.reason == "failed":
         raise RedraftError(item.message or "the engine failed on this request")
-    elif item.reason == "cancelled":  # not by this client: it would not read this
+    if item.reason == "cancelled":  # not by this client: it would not read this
         raise NotReady(item.message or "The request was cancelled because the replica is stopping.")
-    else:
-        choice.ending = item
+    if item.reason == "deadline" and silent:  # later, what has been said is the answer
+        message = "The request's own timeout passed before its first token. Allow more time, or send it again later."
+        raise RequestError(message, param="timeout", code="deadline_exceeded")
 
 
 async def _interleave(

@@ -18,12 +18,20 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from serving.api.fields import UNKNOWN_KIND, UNSUPPORTED
 from shared.errors import NotReady, Overloaded, RedraftError, RequestError
 
 RETRY_NOT_READY_S = 1
 
 # RequestError.code -> status, where it is not 400.
-_STATUS_BY_CODE = {"model_not_found": 404, "unsupported_content_type": 415, "request_too_large": 413}
+_STATUS_BY_CODE = {
+    "invalid_api_key": 401,
+    "insufficient_permissions": 403,
+    "model_not_found": 404,
+    "deadline_exceeded": 408,
+    "request_too_large": 413,
+    "unsupported_content_type": 415,
+}
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +78,10 @@ def response_to(error: RedraftError) -> JSONResponse:
         headers["Retry-After"] = str(max(1, error.retry_after_s))
     elif isinstance(error, NotReady):
         headers["Retry-After"] = str(RETRY_NOT_READY_S)
+    elif isinstance(error, RequestError) and error.code == "invalid_api_key":
+        headers["WWW-Authenticate"] = "Bearer"
+    elif isinstance(error, RequestError) and error.code == "deadline_exceeded":
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients would: the deadline is theirs, and the load as it was
     return JSONResponse(envelope_of(error), status_of(error), headers)
 
 
@@ -132,8 +144,14 @@ def _refusal_of_body(request: Request, errors: Sequence[Mapping[str, Any]]) -> R
         detail, position = first["ctx"]["error"], first["loc"][1]
         return RequestError(f"The request body is not JSON: {detail} at character {position}.", code="invalid_json")
     param = _path(first["loc"])
+    if first["type"].startswith((UNSUPPORTED, UNKNOWN_KIND)):
+        first = _of_field(first)
+        param = f"{param}.{first['field']}" if param and first["field"] else param or first["field"]
     if not param:
         return RequestError("The request body must be a JSON object.", code="invalid_type")
+    if first["type"] == UNSUPPORTED:
+        message = f"'{param}' is not supported by this service. Leave it out."
+        return RequestError(message, param=param, code="unsupported_parameter")
     if first["type"] == "missing":
         return RequestError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     if first["type"] == "extra_forbidden":
@@ -142,6 +160,18 @@ def _refusal_of_body(request: Request, errors: Sequence[Mapping[str, Any]]) -> R
     said = said[0].lower() + said[1:]
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return RequestError(f"Invalid value for '{param}': {said}.", param=param, code=code)
+
+
+def _of_field(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What our own error types say of one field of an object, in the words of pydantic's; `field` is its name."""
+    if error["type"] == UNSUPPORTED:
+        return {**error, "field": error["ctx"]["field"]}
+    field, given = error["type"].removeprefix(UNKNOWN_KIND), error["input"]
+    if not isinstance(given, dict):
+        return {"type": "dict_type", "msg": "must be an object", "field": ""}
+    if field not in given:
+        return {"type": "missing", "field": field}
+    return {"type": "enum" if isinstance(given[field], str) else "string_type", "msg": error["msg"], "field": field}
 
 
 def _is_json(content_type: str) -> bool:

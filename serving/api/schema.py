@@ -1,166 +1,34 @@
-"""The request bodies of the OpenAI API as far as this service honours them.
+"""The request bodies of the OpenAI API as far as this service honours them, and which fields exclude each other.
 
-Invariant: a field is honoured or refused by name, never ignored. Fields of the API that are not honoured may be sent
-with their neutral value (what the API assumes when they are left out); everything else is unknown. Types are strict:
-JSON numbers are not strings, booleans are not numbers. It knows nothing of models, tokenizers or HTTP.
+It knows nothing of models, tokenizers or HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
+from serving.api.fields import LogitBias, Neutral, Prompt, Stop, Strict, Text, TokenId
+from serving.api.formats import NamedChoice, ResponseFormat, StructuredOutputs, TextFormat, Tool, ToolChoice
+from serving.api.messages import Message
 from shared.errors import RequestError
 
-MAX_STOPS = 16
-DOMAIN_PATTERN = r"[A-Za-z0-9_.\-]{1,64}"  # it becomes part of counter keys
-
-# Field -> the values that ask for nothing.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "modalities": (None, ["text"]),
-    "moderation": (None,),
-    "n": (None, 1),
-    "parallel_tool_calls": (None, True, False),
-    "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "prompt_cache_key": (None,),
-    "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
-    "reasoning_effort": (None,),
-    "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "safety_identifier": (None,),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_logprobs": (None, 0),
-    "verbosity": (None,),
-    "web_search_options": (None,),
-}
-_OF_COMPLETIONS = frozenset({"best_of", "echo", "suffix"})
-_OF_CHAT = frozenset(_NEUTRAL) - _OF_COMPLETIONS
-_OF_BOTH = frozenset({"frequency_penalty", "logit_bias", "logprobs", "n", "presence_penalty", "repetition_penalty"})
-# What clients send back when they return an answer of ours as the next request's history.
-_NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "name": (None,),
-    "refusal": (None,),
-    "tool_call_id": (None,),
-    "tool_calls": (None, []),
-}
+MOST_CHOICES = 128
+MOST_ALTERNATIVES = 20  # log-probabilities shown beside each token's own
+Alternatives = Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)]
+Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+class StreamOptions(Strict):
+    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (None, False)}
 
-
-def _without_neutral(values: Any, neutral: Mapping[str, tuple[Any, ...]], where: str = "") -> Any:
-    """`values` without the fields that ask for nothing; RequestError for one that asks for something."""
-    if not isinstance(values, dict):
-        return values
-    for name in neutral.keys() & values.keys():
-        if not any(_same(values[name], accepted) for accepted in neutral[name]):
-            raise RequestError(
-                f"'{where}{name}' is not supported by this service. Leave it out.",
-                param=f"{where}{name}",
-                code="unsupported_parameter",
-            )
-    return {name: value for name, value in values.items() if name not in neutral}
-
-
-def _same(value: Any, accepted: Any) -> bool:
-    return bool(value == accepted) and isinstance(value, bool) == isinstance(accepted, bool)
-
-
-def _choose(kinds: Mapping[type, str], inner: Mapping[type, str] | None = None) -> Any:
-    """A discriminator by JSON type: of the value, or of the first element if it is an array."""
-
-    def tag(value: Any) -> str | None:
-        if isinstance(value, list) and inner is not None:
-            return inner.get(type(value[0])) if value else next(iter(inner.values()))
-        return kinds.get(type(value))
-
-    return tag
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PydanticCustomError("text_encoding", "must be Unicode text; it has half a surrogate pair") from error
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-Prompt = Annotated[
-    Annotated[Text, Tag("(string)")]
-    | Annotated[list[Text], Tag("(strings)")]
-    | Annotated[list[Annotated[int, Field(ge=0)]], Tag("(tokens)")]
-    | Annotated[list[list[Annotated[int, Field(ge=0)]]], Tag("(token arrays)")],
-    Discriminator(
-        _choose({str: "(string)"}, {str: "(strings)", int: "(tokens)", list: "(token arrays)"}),
-        custom_error_type="prompt_type",
-        custom_error_message="must be a string, an array of strings, an array of token ids, or an array of such arrays",
-    ),
-]
-StopText = Annotated[Text, Field(min_length=1)]
-Stop = Annotated[
-    Annotated[StopText, Tag("(string)")] | Annotated[list[StopText], Tag("(strings)"), Field(max_length=MAX_STOPS)],
-    Discriminator(
-        _choose({str: "(string)", list: "(strings)"}),
-        custom_error_type="stop_type",
-        custom_error_message="must be a string or an array of strings",
-    ),
-]
-
-
-class StreamOptions(_Strict):
     include_usage: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _neutral(cls, values: Any) -> Any:
-        return _without_neutral(values, {"include_obfuscation": (None, False)}, "stream_options.")
+    continuous_usage_stats: bool | None = Field(default=None, description="Usage so far in every chunk")
 
 
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: Text
-
-
-class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[Text, Tag("(string)")] | Annotated[list[TextPart], Tag("(parts)"), Field(min_length=1)],
-        Discriminator(
-            _choose({str: "(string)", list: "(parts)"}),
-            custom_error_type="content_type",
-            custom_error_message="must be a string or an array of text parts",
-        ),
-    ]
-
-    @property
-    def text(self) -> str:
-        """The content as one string; parts are separate lines."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-
-
-class _Generation(_Strict):
+class Generation(Strict):
     """What both endpoints share. None means left out."""
 
     model: str
@@ -168,20 +36,50 @@ class _Generation(_Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31, description="0 or -1 is off")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, description="1 is off")] | None = None
+    logit_bias: LogitBias | None = Field(default=None, description="Token id, as text, to what is added to its logit")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
+        default=None, description="The same answer again, as long as system_fingerprint is the same"
+    )
+    n: Choices | None = None
     stop: Stop | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: Annotated[Text, Field(max_length=256)] | None = None
-    metadata: Annotated[dict[str, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     ignore_eos: bool | None = Field(default=None, description="Go on after the end token (for benchmarks).")
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[Text, Field(max_length=256)] | None = Field(
+        default=None, description="For clients that send it; whose request it is follows from the API key alone"
+    )
+    metadata: Annotated[dict[str, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] | None = Field(
+        default=None, description="'domain' is what the learner and the counters group by"
+    )
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
+        default=None, description="A higher one is started first; 0 when left out"
+    )
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(
+        default=None, description="Seconds from arrival after which the answer is what has been said by then"
+    )
     speculative: bool | None = Field(default=None, description="false decodes without a drafter.")
 
     @model_validator(mode="after")
-    def _together(self) -> _Generation:
+    def _together(self) -> Generation:
         if self.stream_options is not None and not self.stream:
             raise RequestError("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("'prompt_logprobs' cannot be streamed. Leave 'stream' out.", param="prompt_logprobs")
+        if self.format is not None and self.structured_outputs is not None:
+            raise RequestError(
+                "'response_format' and 'structured_outputs' both say what the answer is. Give one of them.",
+                param="structured_outputs",
+            )
         return self
 
     @property
@@ -189,38 +87,120 @@ class _Generation(_Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def format(self) -> ResponseFormat | None:
+        """The response format, if it asks for something."""
+        return None if isinstance(self.response_format, TextFormat) else self.response_format
+
+    @property
+    def choices(self) -> int:
+        """Choices shown for each prompt."""
+        return self.n or 1
+
+    @property
+    def candidates(self) -> int:
+        """Answers generated for each prompt."""
+        return self.choices
 
 
-class CompletionRequest(_Generation):
+class CompletionRequest(Generation):
+    NEUTRAL: ClassVar[Neutral] = {"suffix": (None, "")}
+
     prompt: Prompt
-
-    @model_validator(mode="before")
-    @classmethod
-    def _neutral(cls, values: Any) -> Any:
-        return _without_neutral(values, {name: _NEUTRAL[name] for name in _OF_COMPLETIONS | _OF_BOTH})
-
-
-class ChatCompletionRequest(_Generation):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _neutral(cls, values: Any) -> Any:
-        values = _without_neutral(values, {name: _NEUTRAL[name] for name in _OF_CHAT})
-        if isinstance(values, dict) and isinstance(values.get("messages"), list):
-            values["messages"] = [
-                _without_neutral(message, _NEUTRAL_IN_MESSAGE, f"messages[{index}].")
-                for index, message in enumerate(values["messages"])
-            ]
-        return values
+    best_of: Choices | None = Field(
+        default=None, description="Generate so many, show the n with the highest mean log-probability"
+    )
+    echo: bool | None = None
+    logprobs: Alternatives | None = None
 
     @model_validator(mode="after")
-    def _one_limit(self) -> ChatCompletionRequest:
+    def _of_completions(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < self.choices:
+            raise RequestError(f"'best_of' must be at least 'n' ({self.choices}).", param="best_of")
+        if self.candidates > self.choices and self.stream:
+            raise RequestError("'best_of' cannot be streamed: the best is known at the end.", param="best_of")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise RequestError("'echo' with 'logprobs' cannot be streamed. Leave 'stream' out.", param="echo")
+        return self
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.choices
+
+
+class ChatCompletionRequest(Generation):
+    NEUTRAL: ClassVar[Neutral] = {
+        "audio": (None,),
+        "function_call": (None, "none", "auto"),
+        "functions": (None, []),
+        "modalities": (None, ["text"]),
+        "moderation": (None,),
+        "prediction": (None,),
+        "prompt_cache_key": (None,),
+        "prompt_cache_options": (None,),
+        "prompt_cache_retention": (None,),
+        "reasoning_effort": (None,),
+        "safety_identifier": (None,),
+        "service_tier": (None, "auto", "default"),
+        "store": (None, False),
+        "verbosity": (None,),
+        "web_search_options": (None,),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(default=None, description="false: at most one call an answer")
+
+    @model_validator(mode="after")
+    def _of_chat(self) -> ChatCompletionRequest:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise RequestError(
                 "'max_tokens' and 'max_completion_tokens' differ. Give one of them.", param="max_completion_tokens"
             )
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("'top_logprobs' is only allowed with 'logprobs': true.", param="top_logprobs")
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise RequestError("'tools' has two functions of one name.", param="tools")
+        wanted = self.tool_choice
+        if wanted not in (None, "none", "auto") and not names:
+            raise RequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
+        if isinstance(wanted, NamedChoice) and wanted.function.name not in names:
+            raise RequestError(
+                f"'tool_choice' names '{wanted.function.name}', which is not in 'tools'.", param="tool_choice"
+            )
+        if self.calling is None:
+            return
+        if self.format is not None or self.structured_outputs is not None:
+            param = "response_format" if self.format is not None else "structured_outputs"
+            raise RequestError(
+                f"'{param}' and 'tools' both say what the answer is. Send 'tool_choice': \"none\" with the format.",
+                param=param,
+            )
+        if self.calling == "auto" and any(tool.function.strict for tool in self.tools or ()):
+            raise RequestError(
+                "'strict' functions need a 'tool_choice' that forces a call (\"required\" or a named function).",
+                param="tools",
+            )
+
+    @property
+    def calling(self) -> Literal["auto", "forced"] | None:
+        """Whether the model may or must call a tool; None: it knows of none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return "auto" if self.tool_choice in (None, "auto") else "forced"
+
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """The tools of which one must be called, where `calling` is forced."""
+        if isinstance(self.tool_choice, NamedChoice):
+            wanted = self.tool_choice.function.name
+            return [tool for tool in self.tools or () if tool.function.name == wanted]
+        return list(self.tools or ())

@@ -10,8 +10,11 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
+from serving.api.domains import Domains
+from serving.api.logprobs import TokenTexts
 from serving.engine.events import Event
 from serving.engine.request import GenerationRequest
 from shared.errors import NotReady, RequestError
@@ -37,10 +40,10 @@ class Snapshot(Protocol):
 
 
 class Decoder(Protocol):
-    """The part of the engine loop that the API calls, all of it from one asyncio loop."""
+    """The part of the engine loop that the API calls, from one asyncio loop but for `check`."""
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises RequestError, Overloaded or NotReady if `generate` would refuse."""
+        """Raises RequestError, Overloaded or NotReady if `generate` would refuse. Safe in any thread."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Deltas, then exactly one Ending. Closing it early cancels the request."""
@@ -58,13 +61,19 @@ class Backend:
     fingerprint: str  # of the target, weight format included
     context: int  # positions that prompt and output of one request may take together
     token_count: int  # ids from here on are not tokens
-    most_prompts: int  # that one request may bring: more could never be queued together
+    most_prompts: int  # answers that one request may ask for: more could never be queued together
+    numerics: str = ""  # what else decides a seeded answer (`serving.engine.numerics`)
+    domains: Domains = field(default_factory=lambda: Domains(32))
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
     @property
     def system_fingerprint(self) -> str:
-        """Changes exactly when the weights or their format do."""
-        return "fp_" + hashlib.sha256(self.fingerprint.encode()).hexdigest()[:10]
+        """The same exactly as long as a seeded request gets the same answer: weights, their format, numerics."""
+        return "fp_" + hashlib.sha256(f"{self.fingerprint}|{self.numerics}".encode()).hexdigest()[:10]
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
 
     def require_model(self, model: str) -> None:
         """Raises RequestError unless `model` is the one served."""

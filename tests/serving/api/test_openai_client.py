@@ -156,7 +156,7 @@ def test_extra_body_reaches_the_engine(client: openai.OpenAI, loop: FakeLoop) ->
         },
     )
     request = loop.seen[0]
-    assert (request.domain, request.tenant) == ("sql", "team-a")
+    assert (request.domain, request.tenant) == ("sql", "default")  # whose it is, only a key can say
     assert (request.params.speculative, request.params.ignore_eos, request.params.seed) == (False, True, 5)
     sampling = request.params.sampling
     assert (sampling.top_k, sampling.min_p, sampling.seeded, sampling.temperature) == (7, 0.1, True, 1.0)

@@ -19,6 +19,9 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "x"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 UNSUPPORTED, UNKNOWN, TYPE, VALUE = "unsupported_parameter", "unknown_parameter", "invalid_type", "invalid_value"
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 
 def assert_envelope(answer: httpx.Response, status: int, code: str | None, param: str | None = None) -> str:
     body = answer.json()
@@ -34,17 +37,48 @@ def assert_envelope(answer: httpx.Response, status: int, code: str | None, param
 
 # What is added to the smallest valid completion, the parameter blamed, the code.
 COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
-    ({"logprobs": 1}, "logprobs", UNSUPPORTED),
-    ({"logprobs": 0}, "logprobs", UNSUPPORTED),  # zero asks for the chosen token's own
-    ({"echo": True}, "echo", UNSUPPORTED),
+    ({"logprobs": 21}, "logprobs", VALUE),
+    ({"logprobs": True}, "logprobs", TYPE),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", VALUE),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", VALUE),
+    ({"echo": 1}, "echo", TYPE),
+    ({"echo": True, "logprobs": 0, "stream": True}, "echo", VALUE),  # the prompt's come at the end
     ({"suffix": "end"}, "suffix", UNSUPPORTED),
-    ({"best_of": 2}, "best_of", UNSUPPORTED),
-    ({"n": 2}, "n", UNSUPPORTED),
-    ({"n": True}, "n", UNSUPPORTED),
-    ({"logit_bias": {"5": 1}}, "logit_bias", UNSUPPORTED),
-    ({"presence_penalty": 0.5}, "presence_penalty", UNSUPPORTED),
-    ({"frequency_penalty": -1}, "frequency_penalty", UNSUPPORTED),
-    ({"repetition_penalty": 1.1}, "repetition_penalty", UNSUPPORTED),
+    ({"best_of": 0}, "best_of", VALUE),
+    ({"best_of": 1, "n": 2}, "best_of", VALUE),
+    ({"best_of": 2, "stream": True}, "best_of", VALUE),
+    ({"best_of": 9}, "best_of", VALUE),  # more than the queue holds
+    ({"n": 0}, "n", VALUE),
+    ({"n": 9}, "n", VALUE),
+    ({"n": 3, "prompt": ["a", "b", "c"]}, "n", VALUE),
+    ({"n": True}, "n", TYPE),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", VALUE),
+    ({"logit_bias": {"five": 1}}, "logit_bias.five.[key]", VALUE),
+    ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias", VALUE),
+    ({"logit_bias": [5]}, "logit_bias", TYPE),
+    ({"presence_penalty": 2.5}, "presence_penalty", VALUE),
+    ({"frequency_penalty": "high"}, "frequency_penalty", TYPE),
+    ({"repetition_penalty": 0}, "repetition_penalty", VALUE),
+    ({"min_tokens": -1}, "min_tokens", VALUE),
+    ({"min_tokens": 17}, "min_tokens", VALUE),  # more than max_tokens, which is 16 when left out
+    ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids", VALUE),
+    ({"stop_token_ids": 5}, "stop_token_ids", TYPE),
+    ({"return_token_ids": "yes"}, "return_token_ids", TYPE),
+    ({"priority": 101}, "priority", VALUE),
+    ({"priority": 0.5}, "priority", TYPE),
+    ({"timeout": 0}, "timeout", VALUE),
+    ({"timeout": "1s"}, "timeout", TYPE),
+    ({"structured_outputs": {}}, "structured_outputs", VALUE),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", VALUE),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", VALUE),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs.json", TYPE),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", VALUE),
+    ({"structured_outputs": {"regex": "a", "backend": "x"}}, "structured_outputs.backend", UNKNOWN),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+        VALUE,
+    ),
     ({"tools": []}, "tools", UNKNOWN),  # a field of chat
     ({"messages": []}, "messages", UNKNOWN),
     ({"max_completion_tokens": 5}, "max_completion_tokens", UNKNOWN),
@@ -112,12 +146,32 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": ["sql"]}, "metadata", TYPE),
 ]
 CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
-    ({"logprobs": True}, "logprobs", UNSUPPORTED),
-    ({"top_logprobs": 3}, "top_logprobs", UNSUPPORTED),
-    ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
-    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
+    ({"logprobs": 1}, "logprobs", TYPE),
+    ({"top_logprobs": 3}, "top_logprobs", VALUE),  # without logprobs
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", VALUE),
+    ({"best_of": 1}, "best_of", UNKNOWN),  # a field of completions
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", VALUE),
+    ({"tools": [TOOL, TOOL]}, "tools", VALUE),
+    ({"tools": [{**TOOL, "function": {"name": "two words"}}]}, "tools[0].function.name", VALUE),
+    ({"tools": [{**TOOL, "function": {"name": "f", "strict": True}}]}, "tools", VALUE),  # nothing would hold it
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format", VALUE),
+    ({"tools": [TOOL]}, "tools", "tools_not_supported"),  # the template writes none
+    ({"tool_choice": "required"}, "tool_choice", VALUE),
+    ({"tool_choice": "some", "tools": [TOOL]}, "tool_choice", VALUE),
+    ({"tool_choice": 5, "tools": [TOOL]}, "tool_choice", TYPE),
+    ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice", VALUE),
+    ({"tool_choice": {"type": "custom"}, "tools": [TOOL]}, "tool_choice.type", VALUE),
     ({"functions": [{}]}, "functions", UNSUPPORTED),
-    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"response_format": {"type": "xml"}}, "response_format.type", VALUE),
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+    ({"response_format": "json"}, "response_format", TYPE),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing_required_parameter",
+    ),
     ({"modalities": ["audio"]}, "modalities", UNSUPPORTED),
     ({"reasoning_effort": "low"}, "reasoning_effort", UNSUPPORTED),
     ({"store": True}, "store", UNSUPPORTED),
@@ -132,7 +186,10 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": ["hello"]}, "messages[0]", TYPE),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", VALUE),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", VALUE),
+    ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role", TYPE),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content", VALUE),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", TYPE),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", VALUE),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", VALUE),
@@ -144,9 +201,15 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight", UNKNOWN),
     (
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
-        "messages[0].tool_calls",
-        UNSUPPORTED,
+        "messages[0].tool_calls[0].type",
+        "missing_required_parameter",
     ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "5"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        VALUE,
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "tools_not_supported"),
 ]
 
 
@@ -171,7 +234,10 @@ NEUTRAL_TEXT: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "logit_bias": {},
     "logprobs": None,
+    "min_tokens": 0,
     "n": 1,
+    "response_format": {"type": "text"},
+    "structured_outputs": None,
     "presence_penalty": 0,
     "suffix": None,
     "temperature": None,

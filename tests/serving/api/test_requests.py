@@ -92,10 +92,10 @@ async def test_chat_goes_through_the_models_template(http: httpx.AsyncClient, lo
     assert tokenizer.decode(loop.seen[0].prompt_ids) == expected
 
 
-async def test_domain_and_tenant_reach_the_engine(http: httpx.AsyncClient, loop: FakeLoop) -> None:
+async def test_the_domain_reaches_the_engine_and_the_body_cannot_name_the_tenant(http: httpx.AsyncClient, loop: FakeLoop) -> None:
     metadata = {"domain": "sql", "team": "any text = fine | here"}
     await _chat(http, {"role": "user", "content": "x"}, metadata=metadata, user="acme")
-    assert (loop.seen[0].domain, loop.seen[0].tenant) == ("sql", "acme")
+    assert (loop.seen[0].domain, loop.seen[0].tenant) == ("sql", "default")
 
 
 async def test_an_answer_names_its_request(http: httpx.AsyncClient, loop: FakeLoop) -> None:
@@ -108,6 +108,7 @@ async def test_fingerprint_follows_target_and_weight_format(http: httpx.AsyncCli
     backend = service.backend()
     assert (await _complete(http)).json()["system_fingerprint"] == backend.system_fingerprint
     assert replace(backend, fingerprint="ab12:int8").system_fingerprint != backend.system_fingerprint
+    assert replace(backend, numerics="torch 3").system_fingerprint != backend.system_fingerprint
 
 
 async def test_probes_of_a_ready_replica(http: httpx.AsyncClient) -> None:
@@ -154,6 +155,6 @@ async def test_openapi_names_what_is_honoured_and_the_envelope(http: httpx.Async
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/healthz", "/readyz"} <= set(document["paths"])
     fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
     assert "speculative" in fields
-    assert "logprobs" not in fields
+    assert fields["suffix"]["enum"] == [None, ""]  # all that may be sent of what is not supported
     assert "ErrorEnvelope" in document["components"]["schemas"]
     assert "HTTPValidationError" not in document["components"]["schemas"]  # we never answer in that form
