@@ -60,7 +60,7 @@ class Replica:
             paged,
             drafter,
             controller,
-            Limits(self.context, engine.max_batch, engine.prefill_tokens),
+            Limits(self.context, engine.max_batch, engine.prefill_tokens, engine.prefix_cache),
             self._listen,
             self._tracing(features) if self._store is not None else None,
         )

@@ -61,6 +61,7 @@ class ServeConfig:
     replicas: int = 1
     replica_cpus: float = 0.5  # Ray's reservation, not a limit
     replica_gpus: float = 0.0
+    replica_resource: str = ""  # custom Ray resource of the nodes that replicas are for; empty: any node
     drain_s: float = 20.0
     auth: Literal["auto", "keys", "off"] = "auto"  # auto: keys where there is a keys file, else open on loopback only
     keys_file: str = ""  # hashed API keys (`redraft keys`); empty: keys.json in `home`
@@ -92,6 +93,7 @@ class LearnerConfig:
     threads: int = 1
     cpus: float = 0.5  # Ray's reservation, not a limit
     gpus: float = 0.0
+    resource: str = ""  # custom Ray resource of the node that the learner is for; empty: any node
     lora_rank: int = 32
     lora_alpha: int = 64
     lora_targets: tuple[str, ...] = ()  # empty: every linear of the drafter

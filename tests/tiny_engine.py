@@ -206,11 +206,13 @@ def serve(
     max_batch: int = 16,
     prefill_tokens: int = 64,
     max_context: int = 512,
+    prefix_cache: bool = True,
     tracing: Tracing | None = None,
     between: Callable[[Engine], None] | None = None,
 ) -> tuple[dict[str, Answer], Engine]:
     """Every answer by request id. Blocks are accounted for after every step."""
-    runner = BatchRunner(target, drafter, controller, Limits(max_context, max_batch, prefill_tokens), tracing)
+    limits = Limits(max_context, max_batch, prefill_tokens, prefix_cache)
+    runner = BatchRunner(target, drafter, controller, limits, tracing)
 
     def after_step(engine: Engine) -> None:
         engine.allocator.check([sequence.table for sequence in engine.scheduler])

@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from serving.drafters.base import Drafter, DraftJob
-from serving.engine.commit import commit
+from serving.engine.commit import commit, last_words
 from serving.engine.detokenize import Detokenizer
 from serving.engine.events import Ending, EndReason, Event
+from serving.engine.feature_pool import FeaturePool
+from serving.engine.grammar import compile_grammar
 from serving.engine.kv import BlockAllocator
+from serving.engine.logprobs import PromptRows
+from serving.engine.prefix import PrefixCache
+from serving.engine.processing import Processing
 from serving.engine.recorder import Recorder, TopK
-from serving.engine.request import GenerationRequest
+from serving.engine.request import GenerationRequest, check_params
 from serving.engine.scheduler import Scheduler, Work
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
@@ -40,6 +45,7 @@ class Limits:
     max_context: int  # positions of one sequence, prompt and output
     max_batch: int
     prefill_tokens: int
+    prefix_cache: bool = True  # requests that begin alike share the blocks of their beginning
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,20 @@ class Engine:
     ) -> None:
         self.target, self.drafter, self.controller, self.limits = target, drafter, controller, limits
         self.allocator = BlockAllocator(target.kv.num_blocks, target.kv.block_size)
-        self.scheduler = Scheduler(self.allocator, max_batch=limits.max_batch, prefill_tokens=limits.prefill_tokens)
+        self.prefix = self._prefix_cache() if limits.prefix_cache else None
+        self.scheduler = Scheduler(
+            self.allocator, max_batch=limits.max_batch, prefill_tokens=limits.prefill_tokens, prefix=self.prefix
+        )
         self.counters = Counters()
         self._listener, self._tracing = listener, tracing
 
+    def _prefix_cache(self) -> PrefixCache:
+        blocks, size = self.allocator.num_blocks, self.allocator.block_size
+        features = FeaturePool(blocks, size) if self.target.feature_layers else None
+        return PrefixCache(self.allocator, self.drafter, features)
+
     def check(self, request: GenerationRequest) -> None:
-        """Raises RequestError, with the numbers, for a request that can never fit."""
+        """Raises RequestError, with the numbers, for a request that can never fit or cannot be processed."""
         prompt, cap = len(request.prompt_ids), request.params.max_tokens
         if not prompt:
             raise RequestError("The prompt is empty. Send at least one token.", param="prompt", code="empty_prompt")
@@ -92,12 +106,22 @@ class Engine:
         bad = [token for token in request.prompt_ids if not 0 <= token < self.target.loaded.token_count]
         if bad:
             raise RequestError(f"Token id {bad[0]} is not in the vocabulary.", param="prompt")
+        check_params(request.params, self.target.loaded.token_count)
+        if request.params.grammar is not None:
+            compile_grammar(self.target.loaded.tokenizer, request.params.grammar)
 
     def add(self, request: GenerationRequest) -> Sequence:
         """Queue a request that `check` has passed."""
-        eos = frozenset() if request.params.ignore_eos else self.target.loaded.eos_token_ids
-        detokenizer = Detokenizer(self.target.loaded.tokenizer, request.params.stop, eos)
-        sequence = Sequence(request, detokenizer, self._recorder(request))
+        loaded, params = self.target.loaded, request.params
+        eos = frozenset() if params.ignore_eos else loaded.eos_token_ids
+        grammar = None
+        if params.grammar is not None:
+            compiled = compile_grammar(loaded.tokenizer, params.grammar)
+            grammar = compiled.start(loaded.eos_token_ids, ignore_eos=params.ignore_eos)
+        ends = eos | frozenset(params.stop_token_ids)
+        detokenizer = Detokenizer(loaded.tokenizer, params.stop, ends)
+        processing = Processing.of(request, ends, grammar)
+        sequence = Sequence(request, detokenizer, self._recorder(request), processing)
         self.scheduler.add(sequence)
         return sequence
 
@@ -108,7 +132,7 @@ class Engine:
     def step(self) -> None:
         """One round for everybody who can run."""
         started = time.perf_counter()
-        self._drop_cancelled()
+        self._drop_ended()
         self.scheduler.admit()
         works = self.scheduler.plan(self._gammas())
         if not works:
@@ -140,7 +164,15 @@ class Engine:
         outcome = {"cancelled": "requests_cancelled", "failed": "requests_failed"}.get(reason, "requests_finished")
         self.counters.add(outcome)
         gamma_max = self.controller.most if self.drafter is not None else 0
-        ending = Ending(reason, sequence.prompt_len, sequence.committed, sequence.stats.view(gamma_max), message)
+        ending = Ending(
+            reason,
+            sequence.prompt_len,
+            sequence.committed,
+            sequence.stats.view(gamma_max),
+            message,
+            sequence.stop_reason,
+            tuple(sequence.prompt_logprobs),
+        )
         if sequence.recorder is not None and self._tracing is not None and sequence.committed:
             self._tracing.sink(*sequence.recorder.finish(sequence.tokens))
         self._listener(sequence, ending)
@@ -157,9 +189,17 @@ class Engine:
         fingerprint = self.target.loaded.fingerprint
         return Recorder(request, fingerprint, self._tracing.replica, features, self._tracing.position_share)
 
-    def _drop_cancelled(self) -> None:
-        for sequence in [sequence for sequence in self.scheduler if sequence.cancelled]:
-            self.end(sequence, "cancelled", "the client went away")
+    def _drop_ended(self) -> None:
+        """Those whom nobody waits for any more, and those whose time is up."""
+        for sequence in [sequence for sequence in self.scheduler if sequence.cancelled or sequence.overdue]:
+            if sequence.cancelled:
+                self.end(sequence, "cancelled", "the client went away")
+                continue
+            delta = last_words(sequence)
+            if delta.text or delta.token_ids:
+                self._listener(sequence, delta)
+            limit = sequence.request.params.deadline_s
+            self.end(sequence, "deadline", f"the deadline of {limit:g} s passed after {sequence.committed} tokens")
 
     def _gammas(self) -> dict[str, int]:
         drafter = self.drafter
@@ -177,17 +217,25 @@ class Engine:
         jobs = [DraftJob(work.sequence, work.gamma) for work in works if work.gamma]
         if not jobs or self.drafter is None:
             return {}
+        if self.prefix is not None:
+            for job in jobs:
+                self.prefix.before_draft(job.sequence)
         drafts = self.drafter.propose(jobs)
+        if self.prefix is not None:
+            for job in jobs:
+                self.prefix.after_draft(job.sequence, self.drafter.version)
         return {job.sequence.id: draft for job, draft in zip(jobs, drafts, strict=True) if draft.gamma}
 
     def _forward(self, works: list[Work], drafts: dict[str, Draft]) -> tuple[list[Candidate], Tensor, Tensor | None]:
-        """The target reads every work's tokens and drafts; logits only of the rows that decide something."""
+        """The target reads every work's tokens and drafts; logits only of rows that decide something or are asked for."""
         token_ids: list[int] = []
         segments: list[Segment] = []
         select: list[int] = []
         candidates: list[Candidate] = []
+        prompts = PromptRows()
         for work in works:
             sequence, draft = work.sequence, drafts.get(work.sequence.id)
+            prompts.add(sequence, work.count, len(token_ids))
             token_ids += sequence.tokens[sequence.kv_len : sequence.kv_len + work.count]
             token_ids += draft.token_ids if draft else ()
             gamma = draft.gamma if draft else 0
@@ -195,8 +243,11 @@ class Engine:
             if work.decides:
                 candidates.append(Candidate(sequence, draft, len(select)))
                 select.extend(range(len(token_ids) - 1 - gamma, len(token_ids)))
-        output = self.target.forward(token_ids, segments, select)
-        return candidates, output.logits, output.features
+        output = self.target.forward(token_ids, segments, [*select, *prompts.rows])
+        prompts.take(output.logits[len(select) :])
+        if self.prefix is not None:
+            self.prefix.store(segments, output.features)
+        return candidates, output.logits[: len(select)], output.features
 
     def _commit(self, works: list[Work], candidates: list[Candidate], logits: Tensor, features: Tensor | None) -> None:
         outcomes = decide(candidates, logits) if candidates else []
@@ -217,14 +268,20 @@ class Engine:
             if sequence.recorder is not None and read is not None:
                 sequence.recorder.read(read)
             if candidate is None or outcome is None:
+                self._keep(sequence)
                 continue
             version = self.drafter.version if self.drafter is not None else ""
-            gain = commit(candidate, outcome, topk, version, self.target.loaded.eos_token_ids)
+            gain = commit(candidate, outcome, topk, version, self.target.loaded.eos_token_ids, logits)
+            self._keep(sequence)
             self._count(sequence, gamma, gain.accepted, gain.tested, gain.tokens, version)
             if gain.delta.text or gain.delta.token_ids:
                 self._listener(sequence, gain.delta)
             if gain.ended is not None:
-                self.end(sequence, gain.ended)
+                self.end(sequence, gain.ended, gain.message)
+
+    def _keep(self, sequence: Sequence) -> None:
+        if self.prefix is not None:
+            self.prefix.keep(sequence)
 
     def _count(self, sequence: Sequence, gamma: int, accepted: int, tested: int, emitted: int, version: str) -> None:
         domain, add = sequence.request.domain, self.counters.add

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -190,12 +191,14 @@ def decoding(room: Room) -> str:
 
 
 def put_back(room: Room) -> str:
-    for i in range(4):
-        last = room.add([4 + i] * 9, 26, GREEDY, None)
+    prompts = ([first, second] * 5 for first in range(3, 16) for second in range(3, 16))
+    for prompt in islice((p for p in prompts if len(greedy_answer(p, 26, ignore_eos=False)) > 20), 3):
+        room.add(prompt, 26, GREEDY, None)
     for _ in range(200):
         room.engine.step()
-        if room.engine.scheduler.preemptions and room.sequences[last] in room.engine.scheduler.waiting:
-            return last
+        for sequence in room.engine.scheduler.waiting:
+            if sequence.committed:
+                return sequence.id
     raise AssertionError("nobody was put back")
 
 

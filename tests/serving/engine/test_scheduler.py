@@ -88,7 +88,7 @@ def test_the_youngest_is_put_back_at_the_head_of_the_queue() -> None:
         sequence("young", 7, read=7, committed=1),
         sequence("new", 2),
     )
-    made = scheduler(old, young, blocks=6)
+    made = scheduler(old, young, blocks=7)  # three each, and one to spare for the first
     made.add(new)
     old.tokens += [4] * 9
     old.kv_len = 16  # its next row needs a fifth block
