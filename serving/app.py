@@ -30,6 +30,7 @@ from serving.api.enveloped import PROXY_CALLBACK
 from serving.api.router import create_app
 from serving.api.service import Backend, Service
 from serving.features import RayFeatureSink
+from serving.scaling import KV_USAGE, kv_usage
 from shared.config import Config, config_from_dict, load_config
 from shared.errors import ConfigError, RedraftError, ServiceDown
 from shared.keys import WatchedKeys, access_of
@@ -95,6 +96,12 @@ class EngineReplica:
             self._service.fail("its decoding thread has ended")
             raise RuntimeError("the decoding thread has ended")
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `serving.scaling` decides by, beside Serve's own count of requests."""
+        if self._replica is None:
+            return {KV_USAGE: 0.0}
+        return {KV_USAGE: kv_usage(self._replica.loop.snapshot())}
+
     async def __del__(self) -> None:
         self._service.drain()
         if self._replica is not None:
@@ -153,6 +160,7 @@ def application(config: Config, load: Load = load_replica) -> serve.Application:
         ray_actor_options={
             "num_cpus": config.serve.replica_cpus,
             "num_gpus": config.serve.replica_gpus,
+            "resources": {config.serve.replica_resource: 1} if config.serve.replica_resource else {},
             # Ray would set OMP_NUM_THREADS to the reservation. Idle threads must not spin: others share the cores.
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}},
         },
