@@ -88,7 +88,7 @@ class FakeLoop:
         self.check(request)  # others may have come between the caller's check and this
         self.seen.append(request)
         self.running.add(request.id)
-        ended = False
+        ended, penalty = False, 1 + len(self.seen) % 3  # the third request is the likeliest
         try:
             words = self.script.split(" ")
             pieces = [words[0], *(f" {word}" for word in words[1:])]
@@ -108,7 +108,7 @@ class FakeLoop:
                     raise ZeroDivisionError("a defect")
                 await asyncio.sleep(self.token_s)
                 said += 1
-                yield Delta(piece, (said,), fake_logprobs((said,), request.params.logprobs, len(self.seen)))
+                yield Delta(piece, (said,), fake_logprobs((said,), request.params.logprobs, penalty))
             yield self._ending(request, "stop" if said == len(pieces) else "length", said)
             ended = True
             self.finished.append(request.id)

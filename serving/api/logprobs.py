@@ -103,8 +103,8 @@ class TextLogprobs:
                 self._offset += len(self._decoder.decode(self._texts.bytes_of(id)))
         return {
             "tokens": [self._texts.shown(id) for id in token_ids],
-            "token_logprobs": [token and token.logprob for token in tokens],
-            "top_logprobs": [token and self._alternatives(token) for token in tokens],
+            "token_logprobs": [token.logprob if token else None for token in tokens],
+            "top_logprobs": [self._alternatives(token) if token else None for token in tokens],
             "text_offset": offsets,
         }
 
@@ -118,7 +118,7 @@ class TextLogprobs:
 
 def prompt_logprobs(texts: TokenTexts, tokens: Iterable[TokenLogprob | None]) -> list[dict[str, Any] | None]:
     """vLLM's form: of each prompt token, id to log-probability; the rank is known of the likeliest only."""
-    return [token and _ranked(texts, token) for token in tokens]
+    return [_ranked(texts, token) if token else None for token in tokens]
 
 
 def _ranked(texts: TokenTexts, token: TokenLogprob) -> dict[str, Any]:
