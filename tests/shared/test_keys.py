@@ -143,8 +143,10 @@ def test_what_is_no_keys_file_is_an_error_that_names_it(tmp_path: Path, spoil: A
 
 @pytest.mark.parametrize(
     ("host", "local"),
-    [("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("localhost", True)]
-    + [("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example", False)],
+    [
+        *((host, True) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example")),
+    ],
 )
 def test_without_keys_only_this_machine_may_ask(tmp_path: Path, host: str, local: bool) -> None:
     assert is_loopback(host) == local
