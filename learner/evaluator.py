@@ -1,8 +1,9 @@
 """What a drafter would have earned on recorded requests, without serving them again.
 
-q of each committed token, after the request's own filters, against the recorded p gives its acceptance; see
-`shared.acceptance` for why that is unbiased on all committed positions. Any drafter version can be judged on any
-recorded traffic. It knows nothing of promotion, and returns counts only.
+q of each committed token, after the request's own penalties, bias and filters, against the recorded p gives its
+acceptance; see `shared.acceptance` for why that is unbiased on all committed positions. Any drafter version can be
+judged on any recorded traffic but that which a grammar or min_tokens constrained: its masks are not in the record.
+It knows nothing of promotion, and returns counts only.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.example import Batch, Example, pack, row_count
-from learner.unroll import DepthRows, Drafter, column_index, shift_of, unroll
+from learner.unroll import DepthRows, Drafter, shift_of, unroll, vocabulary_of
 from shared.acceptance import Expected, acceptance_of_committed, of_rounds, replay
+from shared.processing import Contexts, History, Vocabulary, processed
 from shared.sampling import filtered_probs
-from shared.trace import Sampling
+from shared.trace import Sampling, TraceRecord
 
 _ROWS_AT_ONCE = 2048  # padded rows of a batch
 _LOGITS_AT_ONCE = 4 * 2**20
@@ -35,7 +37,7 @@ class Judged:
     id: str
     domain: str
     seeded: bool  # accepts by coupling, a little less often than this estimate: count it apart
-    positions: int  # committed positions from 1 on
+    positions: int  # committed positions from 1 on; 0 of a constrained request, which is not judged
     first: float  # acceptances at depth 1, summed over all `positions`
     accepted: float  # expected, had rounds of gamma drafts served the request from position 1 on
     tested: float
@@ -59,13 +61,15 @@ def judge(
     bf16 halves the time and moves alpha by less than a hundredth; leave it off for figures that are shown.
     Raises TraceError when a head's features do not fit their record.
     """
-    shift, column_of = shift_of(drafter), column_index(drafter)
+    shift, vocabulary = shift_of(drafter), vocabulary_of(drafter)
     device = next(drafter.parameters()).device
     was_training = drafter.training
     drafter.eval()
     nothing = np.zeros((1, 0))  # a request of one token was never drafted for
     found = {
-        i: _judged(example, nothing, gamma) for i, example in enumerate(examples) if len(example.record.output_ids) < 2
+        i: _judged(example, nothing, gamma)
+        for i, example in enumerate(examples)
+        if len(example.record.output_ids) < 2 or example.record.sampling.constrained
     }
     rows = {i: row_count(example.record, shift) for i, example in enumerate(examples) if i not in found}
     for indices in _batches(rows):
@@ -73,7 +77,7 @@ def judge(
         batch = pack(chosen, shift=shift, judging=True).to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             depths = unroll(drafter, batch, max(gamma, _longest_draft(chosen), 1))
-        judge_rows = _RowJudge(chosen, batch, column_of, token_count, bf16)
+        judge_rows = _RowJudge(chosen, batch, vocabulary, token_count, bf16)
         by_depth = judge_rows.acceptance(depths)  # [depths, m]
         owner = batch.example.cpu().numpy()
         for place, index in enumerate(indices):
@@ -130,7 +134,7 @@ class _RowJudge:
         self,
         examples: Sequence[Example],
         batch: Batch,
-        column_of: Tensor | None,
+        vocabulary: Vocabulary | None,
         token_count: int,
         bf16: bool,
     ) -> None:
@@ -144,7 +148,13 @@ class _RowJudge:
             device=batch.row.device,
             dtype=torch.long,
         )
-        self._columns = ids if column_of is None else column_of[ids.clamp_max(len(column_of) - 1)]  # [m]
+        self._columns = ids if vocabulary is None else vocabulary.place(ids)  # [m]
+        self._vocabulary, self._positions, self._example = vocabulary, batch.committed, batch.example
+        self._processing = {
+            index: (example.record.sampling, _contexts(example.record, ids.device))
+            for index, example in enumerate(examples)
+            if example.record.sampling.processes
+        }
         samplings = list(dict.fromkeys(example.record.sampling for example in examples))
         number = np.array([samplings.index(example.record.sampling) for example in examples])
         self._samplings: list[Sampling] = samplings
@@ -182,6 +192,10 @@ class _RowJudge:
     def _q_of_rows(self, logits: Tensor, rows: Tensor) -> Tensor:  # [r, vocab], [r] -> [r]
         if self._token_count:
             logits[:, self._token_count :] = float("-inf")
+        for index, (sampling, contexts) in self._processing.items():
+            mine = self._example[rows] == index
+            seen = contexts.of_rows(self._positions[rows[mine]]) if contexts is not None else None
+            logits[mine] = processed(logits[mine], sampling, contexts=seen, vocabulary=self._vocabulary)
         columns = self._columns[rows]
         # The drafter never draws what it has no column for.
         drawable = (columns >= 0) & (columns < logits.shape[1])
@@ -193,3 +207,10 @@ class _RowJudge:
             probs = filtered_probs(logits[mine], self._samplings[number])
             q[mine] = probs.gather(1, columns[mine].unsqueeze(1)).squeeze(1)
         return q.masked_fill_(~drawable, 0.0)
+
+
+def _contexts(record: TraceRecord, device: torch.device) -> Contexts | None:
+    """What the request's penalties saw at each committed position; None when it had none."""
+    if not record.sampling.penalises:
+        return None
+    return History(record.prompt_ids.tolist()).contexts(record.output_ids[:-1].tolist(), device)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from learner.example import Batch
 from shared.models.eagle3 import Eagle3Head
+from shared.processing import Vocabulary
 
 Drafter = Eagle3Head | PreTrainedModel
 
@@ -37,19 +38,15 @@ def shift_of(drafter: Drafter) -> int:
     return 1 if isinstance(drafter, Eagle3Head) else 0
 
 
-def vocabulary_of(drafter: Drafter) -> Tensor | None:
-    """[draft_vocab] target ids of a head's columns, ascending; None where columns are target ids."""
-    return drafter.draft_ids if isinstance(drafter, Eagle3Head) else None
+def vocabulary_of(drafter: Drafter) -> Vocabulary | None:
+    """What a head's columns stand for; None where columns are target ids."""
+    return Vocabulary.of(drafter.draft_ids) if isinstance(drafter, Eagle3Head) else None
 
 
 def column_index(drafter: Drafter) -> Tensor | None:  # [largest id + 2]
     """Column of each target id, -1 where there is none; the last entry stands for all larger ids. None as above."""
-    ids = vocabulary_of(drafter)
-    if ids is None:
-        return None
-    columns = torch.full((int(ids.max()) + 2,), -1, device=ids.device)
-    columns[ids] = torch.arange(len(ids), device=ids.device)
-    return columns
+    vocabulary = vocabulary_of(drafter)
+    return None if vocabulary is None else vocabulary.columns
 
 
 def unroll(drafter: Drafter, batch: Batch, depths: int) -> list[DepthRows]:

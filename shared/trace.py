@@ -68,6 +68,16 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def penalises(self) -> bool:
+        """True when earlier tokens change the logits."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def processes(self) -> bool:
+        """True when the logits are changed before temperature and filters, masks aside."""
+        return self.penalises or bool(self.logit_bias)
+
 
 @dataclass(frozen=True)
 class TraceRecord:

@@ -16,9 +16,6 @@ from torch import Tensor
 
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
-from serving.spec.noise import Role, gumbel, uniform
-from serving.spec.verify import draw
-from shared.sampling import filtered_probs
 
 
 @dataclass(frozen=True)
@@ -45,27 +42,6 @@ class Drafter(Protocol):
         """After a target forward: `kept` of this round's drafts are committed; `features` [rows, layers * hidden]
         belong to the positions that the target read for good."""
         ...
-
-
-def pick(
-    sequence: Sequence,
-    logits: Tensor,  # [vocab]
-    position: int,  # committed position that the pick is for, counted from the first generated token
-    noise: Tensor | None = None,  # [vocab] the coupled noise restricted to the ids of `logits`
-) -> tuple[int, Tensor | None]:
-    """One draft token by the request's own rule, and the q that drew it (None: a point mass).
-
-    Greedy picks the largest, seeded requests pick with the noise that the target will use, the others draw.
-    """
-    sampling = sequence.request.params.sampling
-    if sampling.greedy:
-        return int(logits.argmax()), None
-    probs = filtered_probs(logits.unsqueeze(0), sampling)
-    if sequence.coupled:
-        if noise is None:
-            noise = gumbel(sequence.seed, [position], logits.shape[-1], logits.device)[0]
-        return int((probs[0].log() + noise).argmax()), None
-    return int(draw(probs, uniform([sequence.seed], [position], Role.DRAFT).to(probs.device))[0]), probs[0]
 
 
 def concat(parts: Seq[Tensor]) -> Tensor:

@@ -12,12 +12,13 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from serving.drafters.base import DraftJob, concat, pick
+from serving.drafters.base import DraftJob, concat
+from serving.drafters.chains import Chains
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
-from serving.spec.noise import gumbel
 from shared.models.eagle3 import Eagle3Head
 from shared.models.paged import AttentionPlan, PagedKV, Segment
+from shared.processing import Vocabulary
 
 
 class Eagle3Drafter:
@@ -30,12 +31,12 @@ class Eagle3Drafter:
         self.feature_layers = head.config.feature_layers
         self.max_positions = head.config.max_positions
         self._vocab_size, self._device = vocab_size, device
-        self._target_ids: list[int] = head.draft_ids.tolist()  # draft row -> target id
+        self._vocabulary = Vocabulary.of(head.draft_ids)
 
     def swap(self, head: Eagle3Head, version: str) -> None:
         """Serve another version of the same shape. Sequences in flight keep the KV that the old one wrote."""
         self.head, self.version = head, version
-        self._target_ids = head.draft_ids.tolist()
+        self._vocabulary = Vocabulary.of(head.draft_ids)
 
     def commit(self, sequence: Sequence, kept: int, features: Tensor | None) -> None:
         assert features is not None, "the engine hands over the layers that the head asks for"
@@ -46,23 +47,15 @@ class Eagle3Drafter:
     @torch.inference_mode()
     def propose(self, jobs: Seq[DraftJob]) -> list[Draft]:
         hidden = self._catch_up(jobs)
-        tokens: list[list[int]] = [[] for _ in jobs]
-        probs: list[list[Tensor]] = [[] for _ in jobs]
-        active = list(range(len(jobs)))
-        depth = 0
-        while active:
-            logits = self.head.logits(hidden).float()  # [active, draft_vocab]
-            for row, index in enumerate(active):
-                self._pick(jobs[index].sequence, logits[row], depth, tokens[index], probs[index])
+        chains, depth = Chains(jobs, self._vocabulary), 0
+        while chains.active:
+            going = chains.extend(self.head.logits(hidden).float())  # [active, draft_vocab]
             depth += 1
-            going = [row for row, index in enumerate(active) if jobs[index].gamma > depth]
-            active = [active[row] for row in going]
-            if active:
-                hidden = self._step([jobs[i] for i in active], [tokens[i][-1] for i in active], hidden[going], depth)
-        return [
-            Draft.chain(ids, torch.stack(rows) if rows else None, self.version)
-            for ids, rows in zip(tokens, probs, strict=True)
-        ]
+            if going:
+                drafting = [jobs[index] for index in chains.active]
+                last = [chains.tokens[index][-1] for index in chains.active]
+                hidden = self._step(drafting, last, hidden[going], depth)
+        return chains.drafts(self.version, self._vocab_size)
 
     def _catch_up(self, jobs: Seq[DraftJob]) -> Tensor:  # [jobs, hidden]
         """Read every position that the target has read since; the last row of each predicts its first draft."""
@@ -91,17 +84,9 @@ class Eagle3Drafter:
         plan = AttentionPlan(self._kv, segments, self._device)
 
         def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-            return plan.attend(0, query, key, value, scale=scale)
+            rows = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+            out = plan.attend(0, query, rows, kv_heads=key.shape[1], scale=scale)
+            return out.view(query.shape)
 
         out: Tensor = self.head(torch.tensor(token_ids, device=self._device), hidden, plan.positions, attend)
         return out
-
-    def _pick(self, sequence: Sequence, logits: Tensor, depth: int, tokens: list[int], probs: list[Tensor]) -> None:
-        position = sequence.committed + depth
-        noise = None
-        if sequence.coupled and not sequence.request.params.sampling.greedy:
-            noise = gumbel(sequence.seed, [position], self._vocab_size, self._device)[0, self.head.draft_ids]
-        row, q = pick(sequence, logits, position, noise)
-        tokens.append(self._target_ids[row])
-        if q is not None:
-            probs.append(q.new_zeros(self._vocab_size).index_copy_(0, self.head.draft_ids, q))

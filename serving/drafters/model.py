@@ -11,7 +11,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from serving.drafters.base import DraftJob, pick
+from serving.drafters.base import DraftJob
+from serving.drafters.chains import Chains
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
 from shared.errors import ConfigError
@@ -41,26 +42,12 @@ class ModelDrafter:
 
     def propose(self, jobs: Seq[DraftJob]) -> list[Draft]:
         logits = self._catch_up(jobs)
-        tokens: list[list[int]] = [[] for _ in jobs]
-        probs: list[list[Tensor]] = [[] for _ in jobs]
-        active = list(range(len(jobs)))
-        depth = 0
-        while True:
-            for row, index in enumerate(active):
-                sequence = jobs[index].sequence
-                token, q = pick(sequence, logits[row], sequence.committed + depth)
-                tokens[index].append(token)
-                if q is not None:
-                    probs[index].append(q)
-            depth += 1
-            active = [index for index in active if jobs[index].gamma > depth]
-            if not active:
-                break
-            logits = self._step([jobs[i].sequence for i in active], [tokens[i][-1] for i in active])
-        return [
-            Draft.chain(ids, torch.stack(rows) if rows else None, self.version)
-            for ids, rows in zip(tokens, probs, strict=True)
-        ]
+        chains = Chains(jobs)
+        chains.extend(logits)
+        while chains.active:
+            sequences = [jobs[index].sequence for index in chains.active]
+            chains.extend(self._step(sequences, [chains.tokens[index][-1] for index in chains.active]))
+        return chains.drafts(self.version, self._vocab_size)
 
     def _catch_up(self, jobs: Seq[DraftJob]) -> Tensor:  # [jobs, target vocab]
         """Read every committed token that is not read yet; the last one's logits give the first draft."""

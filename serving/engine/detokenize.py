@@ -19,10 +19,10 @@ _PATIENCE = 8  # tokens that may end in undecodable bytes before these are shown
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that may be shown now, and whether a stop string has ended the request."""
+    """Text that may be shown now, and the stop string that has ended the request, if one has."""
 
     text: str
-    stopped: bool = False
+    stop: str | None = None
 
 
 class Detokenizer:
@@ -36,9 +36,15 @@ class Detokenizer:
         self._whole = 0  # ids of the window whose text ended in a whole character
         self._taken = 0  # characters of the window's text that are already in `_held` or shown
         self._held = ""  # decoded but not shown
+        self.shown = 0  # characters handed out
 
-    def push(self, token_id: int) -> Piece:
-        """The text that this token makes visible."""
+    @property
+    def decoded(self) -> int:
+        """Characters of all text so far, held ones included: where the next token's own begin."""
+        return self.shown + len(self._held)
+
+    def push(self, token_id: int, *, stoppable: bool = True) -> Piece:
+        """The text that this token makes visible. Stop strings are looked for in the text of stoppable tokens."""
         if token_id in self._skip:
             return Piece("")
         self._window.append(token_id)
@@ -51,13 +57,12 @@ class Detokenizer:
             self._take(text)
             self._window = self._window[self._whole :]
             self._whole, self._taken = len(self._window), len(self._decode(self._window))
-        return self._release()
+        return self._release() if stoppable else Piece(self._show(len(self._held)))
 
     def flush(self) -> str:
         """What was held back, once nothing more will come."""
         self._take(self._decode(self._window))
-        rest, self._held = self._held, ""
-        return rest
+        return self._show(len(self._held))
 
     def _take(self, text: str) -> None:
         self._held += text[self._taken :]
@@ -67,14 +72,18 @@ class Detokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _release(self) -> Piece:
-        found = [place for place in (self._held.find(stop) for stop in self._stop) if place >= 0]
+        found = [(place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
         if found:
-            text, self._held = self._held[: min(found)], ""
-            return Piece(text, stopped=True)
+            place, stop = min(found, key=lambda pair: pair[0])
+            text, self._held = self._show(place), ""
+            return Piece(text, stop)
         keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
-        cut = len(self._held) - keep
-        text, self._held = self._held[:cut], self._held[cut:]
-        return Piece(text)
+        return Piece(self._show(len(self._held) - keep))
+
+    def _show(self, count: int) -> str:
+        text, self._held = self._held[:count], self._held[count:]
+        self.shown += len(text)
+        return text
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -7,7 +7,7 @@ positions that the target read, in order, rejected drafts left out.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ class Recorder:
             target=self.target,
             replica=self.replica,
             finished_at=time.time(),
-            sampling=params.sampling,
+            sampling=replace(params.sampling, constrained=params.grammar is not None or params.min_tokens > 0),
             prompt_ids=np.asarray(tokens[:prompt], dtype=np.int32),
             output_ids=np.asarray(tokens[prompt:], dtype=np.int32),
             kinds=np.asarray(self.kinds[:committed], dtype=np.uint8),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.errors import RequestError
 from shared.trace import Sampling
 
+MOST_LOGPROBS = 20
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
 
@@ -42,3 +45,33 @@ class GenerationRequest:
     params: GenerationParams = field(default_factory=GenerationParams)
     domain: str = "default"
     tenant: str = "default"
+
+
+def check_params(params: GenerationParams, token_count: int) -> None:
+    """Raises RequestError, naming the field, for values that no engine could honour."""
+    sampling = params.sampling
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(params, name)
+        if asked is not None and not 0 <= asked <= MOST_LOGPROBS:
+            raise RequestError(f"'{name}' is {asked}; give 0 to {MOST_LOGPROBS} alternatives.", param=name)
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        raise RequestError(
+            f"'min_tokens' is {params.min_tokens}; give 0 to max_tokens, which is {params.max_tokens}.",
+            param="min_tokens",
+        )
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [id for id, _ in sampling.logit_bias])):
+        bad = next((token for token in ids if not 0 <= token < token_count), None)
+        if bad is not None:
+            message = f"'{name}' has token id {bad}; this model's ids are 0 to {token_count - 1}."
+            raise RequestError(message, param=name)
+    if len({token for token, _ in sampling.logit_bias}) < len(sampling.logit_bias):
+        raise RequestError("'logit_bias' names a token twice.", param="logit_bias")
+    if not all(math.isfinite(amount) for _, amount in sampling.logit_bias):
+        raise RequestError("'logit_bias' holds a value that is not finite.", param="logit_bias")
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+        amount = getattr(sampling, name)
+        if not math.isfinite(amount) or (name == "repetition_penalty" and amount <= 0):
+            wanted = "a positive number" if name == "repetition_penalty" else "a finite number"
+            raise RequestError(f"'{name}' is {amount}; give {wanted}.", param=name)
+    if params.deadline_s is not None and not 0 < params.deadline_s < math.inf:
+        raise RequestError(f"the deadline is {params.deadline_s} s; give a positive number.", param="deadline_s")

@@ -40,9 +40,19 @@ def uniform(seeds: Sequence[int], positions: Sequence[int], role: Role) -> Tenso
 
 def gumbel(seed: int, positions: Sequence[int], width: int, device: torch.device) -> Tensor:  # [positions, width]
     """Standard Gumbel noise for every vocabulary id at each position, the same for draft and target."""
-    keys = _keys([seed] * len(positions), positions, Role.COUPLED).to(device)
-    steps = torch.arange(1, width + 1, device=device) * _signed(_GOLDEN)
-    return -torch.log(-torch.log(_to_unit(_mix(keys[:, None] + steps))))
+    return gumbel_of(
+        coupled_keys([seed] * len(positions), positions, device)[:, None], torch.arange(width, device=device)
+    )
+
+
+def coupled_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:  # [n] int64
+    """What `gumbel_of` needs of each (seed, position)."""
+    return _keys(seeds, positions, Role.COUPLED).to(device)
+
+
+def gumbel_of(keys: Tensor, ids: Tensor) -> Tensor:  # broadcast against each other; float64
+    """Standard Gumbel noise of these vocabulary ids alone: no id's noise depends on which others are asked for."""
+    return -torch.log(-torch.log(_to_unit(_mix(keys + (ids + 1) * _signed(_GOLDEN)))))
 
 
 def _keys(seeds: Sequence[int], positions: Sequence[int], role: Role) -> Tensor:  # [n] int64

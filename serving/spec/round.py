@@ -1,7 +1,8 @@
 """From one step's logits to what each request gained: applies each request's own rule to its rows.
 
-Greedy and seeded requests compare picks, the others reject and recover; all of them in one batch each. It reads no
-state but the sequences' parameters, and writes none.
+Rows are processed first, each as if the drafts before it were committed. Then greedy and seeded requests compare picks,
+the others reject and recover; all of them in one batch each. It reads the sequences' parameters and their processing
+state, and commits nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
-from serving.spec.noise import Role, gumbel, uniform
-from serving.spec.verify import RoundNoise, Verdict, verify_coupled, verify_rejection
-from shared.sampling import filtered_probs
+from serving.spec.noise import Role, uniform
+from serving.spec.pick import coupled_picks, probs_by_rows
+from serving.spec.verify import Verdict, final_tokens, keeps, verify_coupled
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Outcome:
     """Tokens gained, in order: the accepted drafts and one more."""
 
     token_ids: tuple[int, ...]
-    probs: tuple[float, ...]  # p of each after the request's filters
+    probs: tuple[float, ...]  # p of each after the request's processing and filters
     accepted: int
     rejected: tuple[int, float] | None  # the draft that fell, and its q
 
 
-def decide(candidates: Seq[Candidate], logits: Tensor) -> list[Outcome]:  # logits [rows, vocab]
+def decide(candidates: Seq[Candidate], logits: Tensor) -> list[Outcome]:  # logits [rows, vocab], left as they are
     """One outcome for each candidate, in order."""
+    logits = _processed(candidates, logits)
     outcomes: dict[int, Outcome] = {}
     greedy = [c for c in candidates if c.sequence.request.params.sampling.greedy]
     seeded = [c for c in candidates if c.sequence.coupled and not c.sequence.request.params.sampling.greedy]
@@ -66,72 +68,54 @@ def decide(candidates: Seq[Candidate], logits: Tensor) -> list[Outcome]:  # logi
     return [outcomes[id(candidate)] for candidate in candidates]
 
 
-def _decide_greedy(candidates: Seq[Candidate], logits: Tensor) -> dict[int, Outcome]:
+def _processed(candidates: Seq[Candidate], logits: Tensor) -> Tensor:
+    """The same tensor when nobody asks for more than temperature and filters."""
+    asking = [candidate for candidate in candidates if candidate.sequence.processing is not None]
+    if not asking:
+        return logits
+    logits = logits.clone()  # the raw rows are still to be recorded
+    for candidate in asking:
+        assert candidate.sequence.processing is not None
+        rows = slice(candidate.rows.start, candidate.rows.stop)
+        drafts = candidate.draft.token_ids if candidate.draft else ()
+        logits[rows] = candidate.sequence.processing.target_rows(logits[rows], drafts)
+    return logits
+
+
+def _rows_of(candidates: Seq[Candidate], logits: Tensor) -> Tensor:  # [rows of the candidates, vocab]
     rows = [row for candidate in candidates for row in candidate.rows]
-    whole = len(rows) == len(logits)  # nothing else in the batch: spare the copy
-    picks = (logits if whole else logits[rows]).argmax(-1)
-    verdict = _couple(candidates, list(torch.split(picks, [len(c.rows) for c in candidates])))
+    return logits if len(rows) == len(logits) else logits[rows]  # nothing else in the batch: spare the copy
+
+
+def _probs_of(candidates: Seq[Candidate], logits: Tensor) -> Tensor:  # [rows of the candidates, vocab]
+    samplings = [candidate.sequence.request.params.sampling for candidate in candidates for _ in candidate.rows]
+    return probs_by_rows(_rows_of(candidates, logits), samplings)
+
+
+def _decide_greedy(candidates: Seq[Candidate], logits: Tensor) -> dict[int, Outcome]:
+    picks = _rows_of(candidates, logits).argmax(-1)
     return {
         id(candidate): _outcome(candidate, accepted, final, [1.0] * (accepted + 1))
-        for candidate, accepted, final in _each(candidates, verdict)
+        for candidate, accepted, final in _each(candidates, _couple(candidates, picks))
     }
 
 
 def _decide_seeded(candidates: Seq[Candidate], logits: Tensor) -> dict[int, Outcome]:
-    picks, probs = [], []
-    for candidate in candidates:
-        p = filtered_probs(
-            logits[candidate.rows.start : candidate.rows.stop], candidate.sequence.request.params.sampling
-        )
-        noise = gumbel(candidate.sequence.seed, candidate.positions, p.shape[1], p.device)
-        picks.append((p.log() + noise).argmax(-1))
-        probs.append(p.gather(1, picks[-1][:, None]).squeeze(1).tolist())
-    return {
-        id(candidate): _outcome(candidate, accepted, final, probs[index][: accepted + 1])
-        for index, (candidate, accepted, final) in enumerate(_each(candidates, _couple(candidates, picks)))
-    }
-
-
-def _couple(candidates: Seq[Candidate], picks: list[Tensor]) -> Verdict:
-    device = picks[0].device
-    lengths = torch.tensor([candidate.gamma for candidate in candidates], device=device)
-    padded = torch.nn.utils.rnn.pad_sequence(picks, batch_first=True)  # [b, gamma + 1]
-    return verify_coupled(padded, _draft_ids(candidates, padded.shape[1] - 1, device), lengths)
-
-
-def _decide_drawn(candidates: Seq[Candidate], logits: Tensor) -> dict[int, Outcome]:
-    device, vocab = logits.device, logits.shape[1]
-    gamma = max(candidate.gamma for candidate in candidates)
-    p = logits.new_zeros((len(candidates), gamma + 1, vocab))
-    q = logits.new_zeros((len(candidates), gamma, vocab))
-    draft_ids = _draft_ids(candidates, gamma, device)
-    for index, candidate in enumerate(candidates):
-        rows = logits[candidate.rows.start : candidate.rows.stop]
-        p[index, : len(rows)] = filtered_probs(rows, candidate.sequence.request.params.sampling)
-        if candidate.draft is not None and candidate.draft.probs is not None:
-            q[index, : candidate.gamma] = candidate.draft.probs
-        elif candidate.draft is not None:
-            q[index, : candidate.gamma].scatter_(1, draft_ids[index, : candidate.gamma, None], 1.0)
-    lengths = torch.tensor([candidate.gamma for candidate in candidates], device=device)
-    verdict = verify_rejection(p, q, draft_ids, lengths, _noise(candidates, gamma, device))
-    found = {}
-    for index, (candidate, accepted, final) in enumerate(_each(candidates, verdict)):
-        ids = [*draft_ids[index, :accepted].tolist(), final]
-        probs = p[index, range(accepted + 1), ids].tolist()
-        fallen = float(q[index, accepted, draft_ids[index, accepted]]) if accepted < candidate.gamma else 1.0
-        found[id(candidate)] = _outcome(candidate, accepted, final, probs, fallen)
+    p = _probs_of(candidates, logits)
+    seeds = [candidate.sequence.seed for candidate in candidates for _ in candidate.rows]
+    picks = coupled_picks(p, seeds, [position for candidate in candidates for position in candidate.positions])
+    probs, first, found = p.gather(1, picks[:, None]).squeeze(1).tolist(), 0, {}
+    for candidate, accepted, final in _each(candidates, _couple(candidates, picks)):
+        found[id(candidate)] = _outcome(candidate, accepted, final, probs[first : first + accepted + 1])
+        first += len(candidate.rows)
     return found
 
 
-def _noise(candidates: Seq[Candidate], gamma: int, device: torch.device) -> RoundNoise:
-    seeds = [candidate.sequence.seed for candidate in candidates for _ in range(gamma + 1)]
-    starts = [candidate.sequence.committed for candidate in candidates]
-    positions = [start + offset for start in starts for offset in range(gamma + 1)]
-
-    def of(role: Role) -> Tensor:
-        return uniform(seeds, positions, role).view(len(candidates), gamma + 1).to(device)
-
-    return RoundNoise(of(Role.ACCEPT)[:, :gamma], of(Role.RECOVER), of(Role.BONUS))
+def _couple(candidates: Seq[Candidate], picks: Tensor) -> Verdict:  # picks [rows of the candidates]
+    lengths = torch.tensor([candidate.gamma for candidate in candidates], device=picks.device)
+    parts = torch.split(picks, [len(candidate.rows) for candidate in candidates])
+    padded = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)  # [b, gamma + 1]
+    return verify_coupled(padded, _draft_ids(candidates, padded.shape[1] - 1, picks.device), lengths)
 
 
 def _draft_ids(candidates: Seq[Candidate], gamma: int, device: torch.device) -> Tensor:  # [b, gamma]
@@ -141,6 +125,75 @@ def _draft_ids(candidates: Seq[Candidate], gamma: int, device: torch.device) -> 
 
 def _each(candidates: Seq[Candidate], verdict: Verdict) -> list[tuple[Candidate, int, int]]:
     return list(zip(candidates, verdict.accepted.tolist(), verdict.final.tolist(), strict=True))
+
+
+def _decide_drawn(candidates: Seq[Candidate], logits: Tensor) -> dict[int, Outcome]:
+    p = _probs_of(candidates, logits)  # [rows, vocab]
+    firsts = [0]
+    for candidate in candidates:
+        firsts.append(firsts[-1] + len(candidate.rows))
+    accepted, q = _accepted(candidates, p, firsts)
+    rows = p[[first + kept for first, kept in zip(firsts, accepted, strict=False)]]  # [b, vocab] that decide the end
+    fallen = [kept < candidate.gamma for candidate, kept in zip(candidates, accepted, strict=True)]
+    final = final_tokens(rows, _rejected_q(candidates, accepted, rows), _final_noise(candidates, accepted, fallen, p))
+    ids = [
+        [*(c.draft.token_ids[:kept] if c.draft else ()), token]
+        for c, kept, token in zip(candidates, accepted, final.tolist(), strict=True)
+    ]
+    places = [first + j for first, tokens in zip(firsts, ids, strict=False) for j in range(len(tokens))]
+    probs = iter(p[places, [token for tokens in ids for token in tokens]].tolist())
+    return {
+        id(candidate): _outcome(
+            candidate, kept, tokens[-1], [next(probs) for _ in tokens], q[index][kept] if fallen[index] else 1.0
+        )
+        for index, (candidate, kept, tokens) in enumerate(zip(candidates, accepted, ids, strict=True))
+    }
+
+
+def _accepted(candidates: Seq[Candidate], p: Tensor, firsts: Seq[int]) -> tuple[list[int], list[list[float]]]:
+    """How many drafts of each request are kept, and q of all its drafts."""
+    drafting = [(c, c.draft, first) for c, first in zip(candidates, firsts, strict=False) if c.draft and c.gamma]
+    if not drafting:
+        return [0] * len(candidates), [[]] * len(candidates)
+    q = torch.cat([_q_of(draft, p) for _, draft, _ in drafting])
+    ids = [token for _, draft, _ in drafting for token in draft.token_ids]
+    rows = [first + j for _, draft, first in drafting for j in range(draft.gamma)]
+    seeds = [c.sequence.seed for c, draft, _ in drafting for _ in range(draft.gamma)]
+    positions = [c.sequence.committed + j for c, draft, _ in drafting for j in range(draft.gamma)]
+    kept = iter(keeps(p[rows, ids], q, uniform(seeds, positions, Role.ACCEPT).to(p.device)).tolist())
+    shares = iter(q.tolist())
+    accepted, drawn = [], []
+    for candidate in candidates:
+        verdicts = [next(kept) for _ in range(candidate.gamma)]
+        accepted.append(verdicts.index(False) if False in verdicts else len(verdicts))
+        drawn.append([next(shares) for _ in range(candidate.gamma)])
+    return accepted, drawn
+
+
+def _q_of(draft: Draft, p: Tensor) -> Tensor:  # [drafts]
+    if draft.probs is None:
+        return p.new_ones(draft.gamma)
+    return draft.probs[range(draft.gamma), list(draft.token_ids)]
+
+
+def _rejected_q(candidates: Seq[Candidate], accepted: Seq[int], like: Tensor) -> Tensor:  # [b, vocab]
+    """q at the draft that fell; 0 where none did."""
+    q = torch.zeros_like(like)
+    for index, (candidate, kept) in enumerate(zip(candidates, accepted, strict=True)):
+        if candidate.draft is None or kept == candidate.gamma:
+            continue
+        if candidate.draft.probs is None:
+            q[index, candidate.draft.token_ids[kept]] = 1.0
+        else:
+            q[index] = candidate.draft.probs[kept]
+    return q
+
+
+def _final_noise(candidates: Seq[Candidate], accepted: Seq[int], fallen: Seq[bool], like: Tensor) -> Tensor:  # [b]
+    seeds = [candidate.sequence.seed for candidate in candidates]
+    positions = [c.sequence.committed + kept for c, kept in zip(candidates, accepted, strict=True)]
+    recover, bonus = (uniform(seeds, positions, role) for role in (Role.RECOVER, Role.BONUS))
+    return torch.where(torch.tensor(fallen), recover, bonus).to(like.device)
 
 
 def _outcome(candidate: Candidate, accepted: int, final: int, probs: Seq[float], fallen: float = 1.0) -> Outcome:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from serving.spec.noise import Role, uniform
-from serving.spec.verify import RoundNoise, Verdict, draw, verify_coupled, verify_rejection
+from serving.spec.verify import Verdict, draw, verify_coupled
 from tests.laws.chi_square import ALARM, CAUGHT, p_value
+from tests.rejection import RoundNoise, verify_rejection
 
 Verify = Callable[[Tensor, Tensor, Tensor, Tensor, RoundNoise], Verdict]
 

@@ -42,7 +42,7 @@ def streamed(ids: list[int], stops: list[str]) -> tuple[list[str], int | None]:
     for count, token in enumerate(ids, 1):
         piece = detokenizer.push(token)
         pieces.append(piece.text)
-        if piece.stopped:
+        if piece.stop is not None:
             return pieces, count
     pieces.append(detokenizer.flush())
     return pieces, None

@@ -8,7 +8,8 @@ import torch
 from serving.engine.events import RequestStats
 from serving.spec.draft import Draft
 from serving.spec.stats import StatsKeeper
-from serving.spec.verify import RoundNoise, draw, verify_rejection
+from serving.spec.verify import draw
+from tests.rejection import RoundNoise, verify_rejection
 
 SMALLEST, LARGEST = 2.0**-53, 1 - 2.0**-53
 
