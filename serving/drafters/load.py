@@ -23,7 +23,7 @@ from shared.models.eagle3 import Eagle3Head, head_from_artifact
 from shared.models.linears import WeightKind, pack_linears
 from shared.models.lora import merge_lora
 from shared.models.paged import PagedKV, PagedModel
-from shared.models.target import LoadedModel, load_model
+from shared.models.target import LoadedModel, load_model, pack_model
 
 BASE_VERSION = "base"
 Swap = Callable[[], None]  # cheap; run between two rounds
@@ -96,7 +96,7 @@ def _model(spec: str, config: Config, target: LoadedModel, kv: PagedKV) -> Draft
         if artifact is not None:
             merge_lora(copy.model, artifact)
             if on_cpu:
-                pack_linears(copy.model, cast(WeightKind, target.weights))
+                pack_model(copy.model, cast(WeightKind, target.weights))
         model = PagedModel(copy, kv)
         return lambda: drafter.swap(model, version)
 

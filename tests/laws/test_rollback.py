@@ -23,11 +23,11 @@ from tests.tiny_engine import DRAFTING, Bench, fixed_gamma, request, serve
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}  # float32 sums in another order
 
 
-def rows(kv: PagedKV, table: Sequence[int], count: int) -> Tensor:  # [layers * 2, count, kv_heads * head_dim]
+def rows(kv: PagedKV, table: Sequence[int], count: int) -> Tensor:  # [layers, count, width]
     """Keys and values of positions 0 .. count-1, gathered slot by slot."""
     size = kv.block_size
     slots = torch.tensor([table[i // size] * size + i % size for i in range(count)], dtype=torch.long)
-    return torch.stack([pool[slots].flatten(1) for pools in kv._layers.values() for pool in pools])
+    return torch.stack([pool[slots] for pool in kv._pools.values()])
 
 
 def drafter_kv(drafter: object) -> PagedKV:

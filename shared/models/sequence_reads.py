@@ -1,0 +1,133 @@
+"""Reads the keys of a packed batch one sequence at a time, where they lie: for CPUs.
+
+A sequence whose blocks follow each other is read through a view of the pool; only scattered blocks are copied. Its
+result depends on nothing but its own rows and keys, so it is bitwise the same whatever shares the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from shared.models.attention import Segment
+
+# Up to here, the rows of all heads that share a key head are multiplied with it at once; above, a mask that repeats
+# for every head would be larger than what it saves.
+_SHORT = 32
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The keys that one segment reads: `length` slots in a row, of the pool or of the copied blocks."""
+
+    first: int  # packed row
+    count: int  # rows
+    start: int  # position of the first row
+    low: int  # position of the first key
+    slot: int
+    copied: bool
+
+    @property
+    def length(self) -> int:
+        return self.start + self.count - self.low
+
+
+class SequenceReads:
+    """What an `AttentionPlan` reads through on a CPU."""
+
+    def __init__(self, segments: Sequence[Segment], block_size: int) -> None:
+        self._segments, self._size = segments, block_size
+        self._spans: dict[int, tuple[list[_Span], Tensor | None]] = {}  # by window
+        self._masks: dict[tuple[int, int, int], Tensor] = {}  # by window, first row, rows of each position
+
+    def attend(
+        self,
+        pool: Tensor,  # [slots, kv_heads * (key_dim + value_dim)]
+        query: Tensor,  # [tokens, heads, key_dim]
+        *,
+        kv_heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> Tensor:  # [tokens, heads * value_dim]
+        found = self._spans.get(window)
+        if found is None:
+            found = self._spans[window] = self._find(window)
+        spans, blocks = found
+        copied = pool
+        if blocks is not None:
+            width = pool.shape[1]
+            copied = pool.view(-1, self._size * width).index_select(0, blocks).view(-1, width)
+        outputs = [
+            self._read(span, copied if span.copied else pool, query, kv_heads, scale, window, softcap) for span in spans
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _find(self, window: int) -> tuple[list[_Span], Tensor | None]:
+        spans: list[_Span] = []
+        blocks: list[int] = []
+        first, size = 0, self._size
+        for segment in self._segments:
+            low = max(0, segment.start - window + 1) if window else 0
+            needed = segment.table[low // size : -(-(segment.start + segment.count) // size)]
+            copied = any(b - a != 1 for a, b in pairwise(needed))
+            place = len(blocks) if copied else needed[0]
+            if copied:
+                blocks.extend(needed)
+            spans.append(_Span(first, segment.count, segment.start, low, place * size + low % size, copied))
+            first += segment.count
+        return spans, torch.tensor(blocks) if blocks else None
+
+    def _read(
+        self, span: _Span, source: Tensor, query: Tensor, kv_heads: int, scale: float, window: int, softcap: float
+    ) -> Tensor:  # [count, heads * value_dim]
+        heads, dim = query.shape[1:]
+        width, count, length = source.shape[1], span.count, span.length
+        value_dim = width // kv_heads - dim
+        where = span.slot * width
+        k = source.as_strided((1, kv_heads, length, dim), (0, dim, width, 1), where)
+        v = source.as_strided((1, kv_heads, length, value_dim), (0, value_dim, width, 1), where + kv_heads * dim)
+        rows = query if count == len(query) else query[span.first : span.first + count]
+        if softcap or count <= _SHORT:
+            per_kv = heads // kv_heads
+            # Heads that share a key head become extra rows of it, so no key is repeated.
+            grouped = rows.view(count, kv_heads, per_kv, dim).transpose(0, 1).reshape(1, kv_heads, count * per_kv, dim)
+            mask = self._mask(span, window, per_kv)
+            if softcap:
+                scores = softcap * torch.tanh(grouped @ k.transpose(2, 3) * (scale / softcap))
+                out = (scores if mask is None else scores + mask).softmax(-1) @ v
+            else:
+                out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+            return out.view(kv_heads, count, per_kv, value_dim).transpose(0, 1).reshape(count, heads * value_dim)
+        plain = span.start == span.low == 0 and not window  # a prompt from its beginning
+        out = F.scaled_dot_product_attention(
+            rows.transpose(0, 1).unsqueeze(0),
+            k,
+            v,
+            attn_mask=None if plain else self._mask(span, window, 1),
+            is_causal=plain,
+            scale=scale,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1).reshape(count, heads * value_dim)
+
+    def _mask(self, span: _Span, window: int, per_kv: int) -> Tensor | None:  # [count * per_kv, length] 0 or -inf
+        """None where every row sees every key. Kept, since every layer of a kind asks for the same one."""
+        if span.count == 1:
+            return None
+        key = (window, span.first, per_kv)
+        found = self._masks.get(key)
+        if found is None:
+            hidden = torch.full((span.count, span.length), float("-inf"))
+            found = hidden.triu(span.start - span.low + 1)
+            if window:
+                found += hidden.tril(span.start - span.low - window)
+            found = self._masks[key] = found.repeat_interleave(per_kv, 0) if per_kv > 1 else found
+        return found
