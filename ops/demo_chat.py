@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from ops.demo_plan import Prompt
+from ops.event_stream import chunks_of, message_of
 from shared.errors import RedraftError, ServiceDown
 
 
@@ -78,7 +78,7 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, object], reading: _
                 wait_s = float(reply.headers.get("retry-after", "1"))
             elif reply.status_code != 200:
                 text = (await reply.aread()).decode("utf-8", "replace")
-                raise ServiceDown(f"HTTP {reply.status_code}: {_message_of(text)}")
+                raise ServiceDown(f"HTTP {reply.status_code}: {message_of(text)}")
             else:
                 await _read(reply, reading)
                 return
@@ -86,27 +86,8 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, object], reading: _
 
 
 async def _read(reply: httpx.Response, reading: _Reading) -> None:
-    done = False
-    async for line in reply.aiter_lines():  # to its end: a stream that is left early costs the connection
-        if not line.startswith("data:"):
-            continue
-        data = line[5:].strip()
-        if data == "[DONE]":
-            done = True
-            continue
-        chunk = json.loads(data)
-        if "error" in chunk:
-            raise ServiceDown(_message_of(data))
+    async for chunk in chunks_of(reply):
         if not reading.first_at and any(choice["delta"].get("content") for choice in chunk.get("choices", ())):
             reading.first_at = time.time()
         if chunk.get("usage"):
             reading.tokens = chunk["usage"]["completion_tokens"]
-    if not done:
-        raise ServiceDown("the answer ended without [DONE]")
-
-
-def _message_of(body: str) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200]

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ops import plan_text
+from ops.percentiles import percentile
 from ops.plan_answer import Answer, Question, answer
 from ops.plan_calls import NO_CALLS, Calls, count_calls
 from ops.plan_capacity import Goal, Load
 from ops.plan_device import TABLE, Device, device_of
 from ops.plan_rounds import ALPHAS, KINDS, Kind
 from ops.plan_shape import BYTES, ModelShape, read_shape
-from ops.plan_simulation import percentile
 from shared.config import DEFAULT_TARGET, DrafterConfig, EngineConfig, load_config
 from shared.errors import ConfigError
 

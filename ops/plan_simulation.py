@@ -119,11 +119,3 @@ def _summary(
         busy=busy / now,
         steps=steps,
     )
-
-
-def percentile(samples: Sequence[float], share: float) -> float:
-    """Of sorted samples, by linear interpolation."""
-    place = share * (len(samples) - 1)
-    low = int(place)
-    high = min(low + 1, len(samples) - 1)
-    return samples[low] + (place - low) * (samples[high] - samples[low])

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
 from typing import get_args, get_type_hints
 
+from ops.percentiles import percentile
 from ops.plan_answer import Answer, Crosscheck, Curve
 from ops.plan_capacity import Capacity, Point
 from ops.plan_rounds import BATCHES
 from ops.plan_shape import BYTES
-from ops.plan_simulation import percentile
 from shared.config import DrafterConfig
 
 _NAMES = {"none": "plain decoding", "ngram": "n-gram", "eagle3": "EAGLE-3 head", "model": "draft model"}

@@ -245,12 +245,15 @@ def values_of_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     by_variable = {variable_of(key): key for key in config_keys()}
     found: dict[str, Any] = {}
     for variable, value in environ.items():
-        if not variable.startswith("REDRAFT_"):
+        if not variable.startswith("REDRAFT_") or variable in _OF_CLIENTS:
             continue
         if variable not in by_variable:
             raise ConfigError(variable, "no setting has this variable", _suggest(variable, by_variable))
         found[by_variable[variable]] = value
     return found
+
+
+_OF_CLIENTS = frozenset({"REDRAFT_API_KEY"})  # what a client shows to a server is no setting of one
 
 
 def _suggest(wrong: str, known: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`redraft plan`: counts from the config are the real ones, the arithmetic is what a person would do, the rest agrees."""
+"""`redraft plan`: counts from the config are the real ones, and the arithmetic is what a person would do."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ops import cli
+from ops.percentiles import percentile
 from ops.plan_calls import Calls, _count, count_calls
 from ops.plan_capacity import Goal, Load, capacity_of, memory_of, point_at, working_batch
 from ops.plan_device import CallCosts, Device, device_of
 from ops.plan_roofline import Model
 from ops.plan_rounds import Drafting, best_round, eagle3_head, pays_until, round_of
 from ops.plan_shape import ModelShape, read_shape
-from ops.plan_simulation import percentile, simulate
+from ops.plan_simulation import simulate
 from shared.errors import ConfigError
 from shared.models.eagle3 import Eagle3Config, Eagle3Head
 from tests.tiny import build_tiny_model
