@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,8 @@ from learner.example import Batch, Example, pack, plan_epoch, row_count, wanted_
 from learner.losses import LossKind, distil, row_targets
 from learner.unroll import DepthRows, Drafter, column_index, shift_of, unroll
 
-_LOGITS_AT_ONCE = 4 * 2**20  # logits projected and back-propagated together: they stay in cache and memory stays flat
+# Logits projected and back-propagated together; each time costs a pass over the output layer's gradient.
+_LOGITS_AT_ONCE = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def train(
     plan = _plan(sizes, settings)
     trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, len(plan), settings.warmup))
     column_of = column_index(drafter)
@@ -91,19 +93,20 @@ def train(
     losses: list[float] = []
     overlaps: list[tuple[float, ...]] = []
     drafter.train()
-    for step, indices in enumerate(plan, start=1):
-        batch = pack([examples[i] for i in indices], shift=shift, max_rows=settings.max_rows).to(device)
-        optimizer.zero_grad(set_to_none=True)
-        result = _backward(drafter, batch, column_of, settings)
-        nn.utils.clip_grad_norm_(trained, settings.grad_clip)
-        optimizer.step()
-        schedule.step()
-        tokens += len(batch.row)
-        losses.append(result.loss)
-        overlaps.append(result.overlap)
-        lost.append(result.lost)
-        if progress is not None:
-            progress(Progress(step, len(plan), tokens, time.monotonic() - started, result.loss, result.overlap))
+    with _frozen_linears_rounded(drafter) if settings.bf16 else nullcontext():
+        for step, indices in enumerate(plan, start=1):
+            batch = pack([examples[i] for i in indices], shift=shift, max_rows=settings.max_rows).to(device)
+            optimizer.zero_grad(set_to_none=True)
+            result = _backward(drafter, batch, column_of, settings)
+            nn.utils.clip_grad_norm_(trained, settings.grad_clip)
+            optimizer.step()
+            schedule.step()
+            tokens += len(batch.row)
+            losses.append(result.loss)
+            overlaps.append(result.overlap)
+            lost.append(result.lost)
+            if progress is not None:
+                progress(Progress(step, len(plan), tokens, time.monotonic() - started, result.loss, result.overlap))
     drafter.eval()
     optimizer.zero_grad(set_to_none=True)
     tenth = max(len(plan) // 10, 1)
@@ -118,6 +121,20 @@ def train(
         skipped=sum(1 for _, wanted in sizes if not wanted),
         losses=tuple(losses),
     )
+
+
+@contextmanager
+def _frozen_linears_rounded(drafter: nn.Module) -> Iterator[None]:
+    """Weights that nobody trains are bf16 meanwhile: autocast would round each of them anew in every single call."""
+    frozen = [module for module in drafter.modules() if type(module) is nn.Linear and not module.weight.requires_grad]
+    exact = [module.weight.data for module in frozen]
+    try:
+        for module in frozen:
+            module.weight.data = module.weight.data.bfloat16()
+        yield
+    finally:
+        for module, weight in zip(frozen, exact, strict=True):
+            module.weight.data = weight
 
 
 def _size(example: Example, shift: int, max_rows: int) -> tuple[int, int]:  # (rows, wanted rows) after the cut
