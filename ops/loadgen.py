@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(arguments: Namespace) -> int:
     plan, goal = _plan(arguments), read_goal(arguments.slo)
-    prompts = _prompts(arguments)
+    prompts, extra = _prompts(arguments), _extra(arguments.extra)
     api, headers = _api(arguments), _headers(arguments)
     model = arguments.model or served_model(api, get=partial(httpx.get, headers=headers))
     form = Form(
@@ -68,7 +68,7 @@ def main(arguments: Namespace) -> int:
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
         metadata=not arguments.no_metadata,
-        extra=tuple(_extra(arguments.extra).items()),
+        extra=tuple(extra.items()),
     )
     samples = asyncio.run(_drive(api, headers, form, prompts, plan))
     report = {
