@@ -26,6 +26,7 @@ from learner.keeper import Keeper
 from learner.loop import LearnerLoop
 from shared.config import Config, config_from_dict, load_config
 from shared.errors import RedraftError
+from shared.openmp import openmp_environment
 
 ACTOR, NAMESPACE = "redraft-learner", "redraft"
 CALLS = 16  # that run beside each other: features of several replicas, questions, orders
@@ -104,7 +105,7 @@ def start(config: Config) -> Any:
         num_cpus=learner.cpus,
         num_gpus=learner.gpus,
         resources={learner.resource: 1} if learner.resource else {},
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": str(learner.threads), "OMP_WAIT_POLICY": "PASSIVE"}},
+        runtime_env={"env_vars": openmp_environment(learner.threads)},
     )
     return actor.remote(config.to_dict(), uuid4().hex)
 

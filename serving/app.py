@@ -34,6 +34,7 @@ from serving.scaling import KV_USAGE, kv_usage
 from shared.config import Config, config_from_dict, load_config
 from shared.errors import ConfigError, RedraftError, ServiceDown
 from shared.keys import WatchedKeys, access_of
+from shared.openmp import openmp_environment
 
 if TYPE_CHECKING:
     from serving.replica import Replica
@@ -143,7 +144,6 @@ def ongoing_limit(config: Config) -> int:
 
 def application(config: Config, load: Load = load_replica) -> serve.Application:
     """The Serve application for this configuration."""
-    threads = str(threads_of(config))
     ongoing = ongoing_limit(config)
     deployment = serve.deployment(
         name=DEPLOYMENT,
@@ -161,8 +161,8 @@ def application(config: Config, load: Load = load_replica) -> serve.Application:
             "num_cpus": config.serve.replica_cpus,
             "num_gpus": config.serve.replica_gpus,
             "resources": {config.serve.replica_resource: 1} if config.serve.replica_resource else {},
-            # Ray would set OMP_NUM_THREADS to the reservation. Idle threads must not spin: others share the cores.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}},
+            # Ray would set OMP_NUM_THREADS to the reservation.
+            "runtime_env": {"env_vars": openmp_environment(threads_of(config))},
         },
     )
     return deployment(serve.ingress()(EngineReplica)).bind(config.to_dict(), load)
