@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,9 @@ from serving.drafters.eagle3 import Eagle3Drafter
 from serving.drafters.model import ModelDrafter
 from serving.engine.engine import Engine, Limits, Tracing
 from serving.engine.request import GenerationParams, GenerationRequest
-from serving.spec.gamma import GammaController
+from serving.spec.gamma import Asking, GammaController
 from shared.models.eagle3 import Eagle3Config, Eagle3Head
+from shared.models.eagle3_served import ServedHead
 from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import LoadedModel, load_model
 from shared.trace import Sampling
@@ -56,7 +58,7 @@ class Bench:
         self.reference = self._load(self._folder)
         noise = torch.Generator().manual_seed(1)
         texts = torch.randint(3, vocab, (24, 12), generator=noise)
-        self._heads = {version: self._head(texts, seed) for seed, version in enumerate(("base", "v1"))}
+        self.heads = {version: self._head(texts, seed) for seed, version in enumerate(("base", "v1"))}
 
     def _load(self, folder: Path) -> LoadedModel:
         return load_model(str(folder), home=self.home, device="cpu", weights=self.weights)
@@ -72,7 +74,7 @@ class Bench:
         if kind == "none":
             return None
         if kind == "eagle3":
-            head = self._heads["base"]
+            head = self._served("base")
             return Eagle3Drafter(head, "base", kv, vocab_size=target.loaded.vocab_size, device=torch.device("cpu"))
         return _MODEL_KINDS[kind](
             PagedModel(self._load(self._source(kind)), kv), "base", vocab_size=target.loaded.vocab_size
@@ -87,7 +89,7 @@ class Bench:
             return
         version = "v1" if drafter.version == "base" else "base"
         if isinstance(drafter, Eagle3Drafter):
-            drafter.swap(self._heads[version], version)
+            drafter.swap(self._served(version), version)
         elif isinstance(drafter, ModelDrafter):
             # A contrary drafter over a far model is only random; what it swaps to must have the same shape of KV.
             path = self._source(drafter.kind) if version == "base" else self._far_of(drafter.kind)
@@ -107,6 +109,9 @@ class Bench:
         batch = ids if ids.ndim == 2 else ids.unsqueeze(0)
         logits: Tensor = self.reference.model(batch).logits.float()
         return logits if ids.ndim == 2 else logits[0]
+
+    def _served(self, version: str) -> ServedHead:
+        return ServedHead(self.heads[version], self.reference.model.get_input_embeddings().weight)
 
     @torch.inference_mode()
     def _head(self, prompts: Tensor, seed: int) -> Eagle3Head:
@@ -189,8 +194,8 @@ class GammaByDomain(GammaController):
     def __init__(self) -> None:
         super().__init__(fixed=GAMMA_MAX, most=GAMMA_MAX, exploration=0.0)
 
-    def choose(self, domains: Sequence[str], limits: Sequence[int], *, plain: int = 0) -> list[int]:
-        return [max(0, min(int(domain[1]), limit)) for domain, limit in zip(domains, limits, strict=True)]
+    def choose(self, asking: Sequence[Asking], *, plain: int = 0) -> list[int]:
+        return [max(0, min(int(one.domain[1]), one.limit)) for one in asking]
 
 
 def fixed_gamma(gamma: int) -> GammaController:
@@ -235,6 +240,7 @@ def request(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = True,
     speculative: bool = True,
+    **more: Any,  # of GenerationParams
 ) -> GenerationRequest:
     """Greedy unless told."""
     params = GenerationParams(
@@ -244,5 +250,6 @@ def request(
         stop=stop,
         ignore_eos=ignore_eos,
         speculative=speculative,
+        **more,
     )
     return GenerationRequest(id, tuple(prompt), params, domain=domain)

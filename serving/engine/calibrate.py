@@ -22,4 +22,4 @@ def calibrate(target: PagedModel, controller: GammaController, *, rows: int) -> 
             started = time.perf_counter()
             target.forward([0] * count, segments, range(count))
             seconds.append(time.perf_counter() - started)
-        controller.target_cost.add(count, median(seconds[1:]))
+        controller.costs.by_rows.set(count, median(seconds[1:]))

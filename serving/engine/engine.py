@@ -27,13 +27,14 @@ from serving.engine.request import GenerationRequest, check_params
 from serving.engine.scheduler import Scheduler, Work
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
-from serving.spec.gamma import GammaController
+from serving.spec.gamma import Asking, GammaController
 from serving.spec.round import Candidate, decide
 from shared.counters import Counters
 from shared.errors import RequestError
 from shared.models.paged import PagedModel, Segment
 from shared.trace import TraceRecord
 
+_USUAL_BACKLOG = 16  # unread positions a request with which drafting is timed; more is the start of drafting
 Listener = Callable[[Sequence, Event], None]
 TraceSink = Callable[[TraceRecord, Tensor | None], None]  # must not block; called on the stepping thread
 
@@ -138,6 +139,7 @@ class Engine:
         if not works:
             return
         planned = time.perf_counter()
+        backlog = sum(_backlog(work.sequence) for work in works if work.gamma)
         drafts = self._draft(works)
         drafted = time.perf_counter()
         candidates, logits, features = self._forward(works, drafts)
@@ -153,10 +155,10 @@ class Engine:
             self.counters.add(name, seconds)
         if all(work.count == 1 for work in works):  # prompts cost otherwise: few of their rows are decided
             rows = len(works) + sum(draft.gamma for draft in drafts.values())
-            self.controller.target_cost.add(rows, done - drafted)
-        if drafts:
+            self.controller.costs.add_target(len(works), rows, done - drafted)
+        if drafts and backlog <= _USUAL_BACKLOG * len(drafts):
             depth = max(draft.gamma for draft in drafts.values())
-            self.controller.observe_draft(len(drafts), depth, drafted - planned)
+            self.controller.costs.add_draft(len(drafts), depth, drafted - planned)
 
     def end(self, sequence: Sequence, reason: EndReason, message: str = "") -> None:
         """The one place where a request ends (law 9): blocks freed, text flushed, trace handed over, listener told."""
@@ -208,9 +210,12 @@ class Engine:
         # The first token comes from the prompt's own forward: before it, a head may not have a single feature to read.
         able = [s for s in self.scheduler.running if s.decoding and s.committed and s.request.params.speculative]
         room = min(self.limits.max_context, drafter.max_positions)
-        limits = [min(s.remaining - 1, room - len(s.tokens)) for s in able]
+        asking = [
+            Asking(s.request.domain, min(s.remaining - 1, room - len(s.tokens)), s.stats.recent, _backlog(s))
+            for s in able
+        ]
         plain = sum(1 for s in self.scheduler.running if s.decoding) - len(able)
-        gammas = self.controller.choose([s.request.domain for s in able], limits, plain=plain)
+        gammas = self.controller.choose(asking, plain=plain)
         return {sequence.id: gamma for sequence, gamma in zip(able, gammas, strict=True)}
 
     def _draft(self, works: list[Work]) -> dict[str, Draft]:
@@ -227,7 +232,7 @@ class Engine:
         return {job.sequence.id: draft for job, draft in zip(jobs, drafts, strict=True) if draft.gamma}
 
     def _forward(self, works: list[Work], drafts: dict[str, Draft]) -> tuple[list[Candidate], Tensor, Tensor | None]:
-        """The target reads every work's tokens and drafts; logits only of rows that decide something or are asked for."""
+        """The target reads every work's tokens and drafts; logits only of rows that decide or are asked for."""
         token_ids: list[int] = []
         segments: list[Segment] = []
         select: list[int] = []
@@ -289,10 +294,15 @@ class Engine:
         add("emitted", emitted, domain=domain)
         if not gamma:
             return
-        self.controller.observe(domain, accepted, tested)
+        self.controller.observe(domain, accepted, tested, sequence.stats.recent)
         for name, value in (("spec_steps", 1), ("drafted", gamma), ("tested", tested), ("accepted", accepted)):
             add(name, value, domain=domain, version=version)
         for depth in range(tested):
             add(f"tested_at.{depth + 1}")
             if depth < accepted:
                 add(f"accepted_at.{depth + 1}")
+
+
+def _backlog(sequence: Sequence) -> int:
+    """Positions that the drafter has not read."""
+    return sequence.kv_len - sequence.draft.kv_len

@@ -1,186 +1,184 @@
-"""How many tokens to draft, for each request and step: the gamma that makes the most tokens a second, 0 included.
+"""How many tokens to draft, for each request and step: the gammas that make the most tokens a second, 0 included.
 
-Keeps two things learnt online: an acceptance rate for each domain (decayed counts, so that it follows drift), and the
-seconds of target steps by rows and of drafting by batch and depth. Tokens a step are (1-a^(g+1))/(1-a) for each
-request (Leviathan et al. 2023); the batch as a whole is maximised. At least `exploration` of a domain's rounds draft
-whatever the estimate says, and a new drafter version starts with the benefit of the doubt.
+Tokens a step are (1-a^(g+1))/(1-a) for each request (Leviathan et al. 2023), seconds come from `costs.py`; the batch
+as a whole is maximised, since a deep draft of one request delays all. A choice is kept while it is about as good as
+the best and the same requests are there. At least `exploration` of a domain's rounds draft whatever the estimate says:
+some rounds in a row by the one request that has the least to catch up with.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-_DECAY = 0.99  # of a domain's counts for each round it drafts in: a memory of about 100 rounds
-_PRIOR_ALPHA, _PRIOR_TESTED = 0.5, 4.0
-_HYSTERESIS = 1.02  # leaving the present gammas must pay this much
-_EXPLORE_ROUNDS = 4  # an exploring request drafts this many rounds in a row, so that one look says something
+from serving.spec.costs import RoundCosts
+from serving.spec.rates import Domain, Rates, request_rate
 
-
-class AcceptanceRate:
-    """Decayed accepted and tested counts around a prior."""
-
-    def __init__(self) -> None:
-        self.accepted, self.tested = _PRIOR_ALPHA * _PRIOR_TESTED, _PRIOR_TESTED
-
-    def add(self, accepted: int, tested: int) -> None:
-        self.accepted = self.accepted * _DECAY + accepted
-        self.tested = self.tested * _DECAY + tested
-
-    @property
-    def alpha(self) -> float:
-        return self.accepted / self.tested
+_ENTER = 1.02  # plain decoding is left only for a gain beyond the noise of the measured costs
+_CHANGE = 1.01  # one way of drafting for another
+_KEEP_ROUNDS = 4  # the same requests keep their gammas so long before the choice is thought over
+_EXPLORE_ROUNDS = 4  # an exploring request drafts so many rounds in a row: one look says little and costs a catch-up
 
 
-class CostCurve:
-    """Seconds by size, measured online in buckets, read by interpolation."""
+class Recent:
+    """What the controller keeps of a request while it runs. Compared by identity."""
+
+    __slots__ = ("exploring", "gamma", "rate", "version")
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._seconds: dict[int, float] = {}
-
-    def add(self, size: int, seconds: float) -> None:
-        """Follows a lasting change in some ten steps; one slow step among many moves it by no more than a tenth."""
-        known = self._seconds.get(size)
-        if known is None:
-            self._sizes.insert(bisect_left(self._sizes, size), size)
-            self._seconds[size] = seconds
-        else:
-            self._seconds[size] = known + 0.1 * (min(seconds, 2 * known) - known)
-
-    def __call__(self, size: int) -> float:
-        """Linear between the measured sizes, proportional above the largest, flat below the smallest."""
-        sizes = self._sizes
-        if not sizes:
-            return 0.0
-        place = bisect_left(sizes, size)
-        if place == len(sizes):
-            return self._seconds[sizes[-1]] * size / sizes[-1]
-        upper = sizes[place]
-        if place == 0 or upper == size:
-            return self._seconds[upper]
-        lower = sizes[place - 1]
-        share = (size - lower) / (upper - lower)
-        return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
-
-    @property
-    def known(self) -> bool:
-        return bool(self._sizes)
+        self.rate = request_rate()
+        self.gamma = 0  # of the last choice
+        self.exploring = 0  # rounds of exploration that are left
+        self.version = 0  # the controller's count of drafters when `rate` was begun
 
 
-@dataclass
-class _Domain:
-    rate: AcceptanceRate
-    rounds: int = 0
-    exploring: int = 0  # rounds of the present exploration that are left
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request that may draft in this step."""
+
+    domain: str
+    limit: int  # room in its cap, the context and the drafter
+    recent: Recent
+    backlog: int = 0  # positions that the drafter would have to read first
 
 
 class GammaController:
     """Chooses gammas; `fixed` turns the choice off."""
 
     def __init__(self, *, fixed: int | None, most: int, exploration: float) -> None:
-        self.most = most
+        self.most, self.costs = most, RoundCosts()
         self._fixed, self._exploration = fixed, exploration
-        self._domains: dict[str, _Domain] = {}
-        self.target_cost = CostCurve()  # forward, decision and commit, by rows
-        self.draft_first = CostCurve()  # catching up and the first draft, by batch
-        self.draft_next = CostCurve()  # each further draft, by batch
+        self._rates = Rates()
+        self._version = 0
+        self._group: list[Recent] = []  # who the last choice was made for, beside how many others
+        self._plain = self._kept = 0
 
     def new_version(self) -> None:
         """Another drafter serves from now on: what is known of the old one's acceptance is forgotten."""
-        for domain in self._domains.values():
-            domain.rate = AcceptanceRate()
+        self._rates.forget()
+        self._version += 1
+        self._group = []
 
-    def observe(self, domain: str, accepted: int, tested: int) -> None:
-        self._of(domain).rate.add(accepted, tested)
-
-    def observe_draft(self, batch: int, depth: int, seconds: float) -> None:
-        """Drafting `depth` tokens for `batch` requests took this long; the first costs what the others leave over."""
-        if depth == 1:
-            self.draft_first.add(batch, seconds)
-            return
-        first = self.draft_first(batch) if self.draft_first.known else seconds / depth
-        self.draft_next.add(batch, max(seconds - first, 0.2 * seconds / depth * (depth - 1)) / (depth - 1))
-        self.draft_first.add(batch, max(seconds - (depth - 1) * self.draft_next(batch), seconds / depth * 0.5))
-
-    def choose(self, domains: Sequence[str], limits: Sequence[int], *, plain: int = 0) -> list[int]:
-        """A gamma for each request, at most its limit (room in the cap, the context and the drafter).
-
-        `plain` more requests decode beside them without drafts.
-        """
-        limits = [max(0, min(limit, self.most)) for limit in limits]
-        if self._fixed is not None:
-            return [min(self._fixed, limit) for limit in limits]
-        gammas = self._best([self._of(domain).rate.alpha for domain in domains], limits, plain)
-        return self._explore(domains, limits, gammas)
+    def observe(self, domain: str, accepted: int, tested: int, recent: Recent | None = None) -> None:
+        """What became of a request's draft."""
+        self._rates.add(domain, accepted, tested)
+        if recent is not None:
+            self._refresh(recent)
+            recent.rate.add(accepted, tested)
 
     def alpha(self, domain: str) -> float:
-        return self._of(domain).rate.alpha
+        return self._rates.alpha(domain)
+
+    def choose(self, asking: Sequence[Asking], *, plain: int = 0) -> list[int]:
+        """A gamma for each request, at most its limit; `plain` more requests decode beside them without drafts."""
+        limits = [max(0, min(one.limit, self.most)) for one in asking]
+        if self._fixed is not None or not asking:
+            return [min(self._fixed or 0, limit) for limit in limits]
+        group = [one.recent for one in asking]
+        if self._kept and group == self._group and plain == self._plain:
+            self._kept -= 1
+        else:
+            self._think(asking, limits, plain)
+            self._group, self._plain, self._kept = group, plain, _KEEP_ROUNDS - 1
+        gammas = [min(one.recent.gamma, limit) for one, limit in zip(asking, limits, strict=True)]
+        self._explore(asking, limits, gammas)
+        return gammas
 
     def step_seconds(self, gammas: Sequence[int], plain: int = 0) -> float:
         """Expected seconds of a round with these gammas beside `plain` undrafted requests."""
+        batch = len(gammas) + plain
+        target = max(self.costs.target(batch, batch), self.costs.target(batch, batch + sum(gammas)))
         drafting = [sum(1 for gamma in gammas if gamma >= level) for level in range(1, max(gammas, default=0) + 1)]
-        return self.target_cost(len(gammas) + plain + sum(gammas)) + self._draft_seconds(drafting)
+        return target + self.costs.draft(drafting)
 
-    def _draft_seconds(self, drafting: Sequence[int]) -> float:
-        """Of a draft in which so many requests take part at each level."""
-        if not drafting:
-            return 0.0
-        return self.draft_first(drafting[0]) + sum(self._next_cost(batch) for batch in drafting[1:] if batch)
+    def _refresh(self, recent: Recent) -> None:
+        if recent.version != self._version:
+            recent.rate, recent.version = request_rate(), self._version
 
-    def _next_cost(self, batch: int) -> float:
-        return self.draft_next(batch) if self.draft_next.known else self.draft_first(batch)
+    def _think(self, asking: Sequence[Asking], limits: Sequence[int], plain: int) -> None:
+        """Sets each request's gamma."""
+        for one in asking:
+            self._refresh(one.recent)
+        alphas = [self._rates.alpha(one.domain, one.recent.rate) for one in asking]
+        present = [min(one.recent.gamma, limit) for one, limit in zip(asking, limits, strict=True)]
+        tokens = plain + sum(_tokens(alpha, gamma) for alpha, gamma in zip(alphas, present, strict=True))
+        standing = tokens / max(self.step_seconds(present, plain), 1e-9)
+        idle = (len(asking) + plain) / max(self.step_seconds([0] * len(asking), plain), 1e-9)
+        if idle >= standing:
+            present, least = [0] * len(asking), idle * _ENTER
+        else:
+            least = max(standing * _CHANGE, idle * _ENTER)
+        gammas, rate = self._best(alphas, limits, plain)
+        for one, gamma in zip(asking, gammas if rate > least else present, strict=True):
+            one.recent.gamma = gamma
 
-    def _best(self, alphas: Sequence[float], limits: Sequence[int], plain: int) -> list[int]:
-        """The best batch of each depth, since a deep draft of one request delays all, and of these the best."""
-        best, idle = [0] * len(alphas), self.step_seconds([0] * len(alphas), plain)
-        # Plain decoding is left only for a gain beyond the noise of the measured costs.
-        best_rate = (len(alphas) + plain) / max(idle, 1e-9) * _HYSTERESIS
-        for depth in range(1, max(limits, default=0) + 1):
-            gammas, rate = self._best_within(depth, alphas, limits, plain)
-            if rate > best_rate:
-                best, best_rate = gammas, rate
-        return best
-
-    def _best_within(
-        self, depth: int, alphas: Sequence[float], limits: Sequence[int], plain: int
-    ) -> tuple[list[int], float]:
-        """Adds drafts in the order of what they earn; the best gammas on the way, and their tokens a second."""
+    def _best(self, alphas: Sequence[float], limits: Sequence[int], plain: int) -> tuple[list[int], float]:
+        """Of each depth the best batch, adding drafts in the order of what they earn; of these the best."""
         offers = sorted(
             (-(alpha**level), level, index)
             for index, alpha in enumerate(alphas)
-            for level in range(1, min(limits[index], depth) + 1)
+            for level in range(1, limits[index] + 1)
         )
-        drafting = [0] * depth  # requests that draft at each level
-        rows, tokens = len(alphas) + plain, float(len(alphas) + plain)
-        best, best_rate = 0, 0.0
-        for count, (earned, level, _) in enumerate(offers, 1):
-            drafting[level - 1] += 1
-            tokens -= earned
-            seconds = self.target_cost(rows + count) + self._draft_seconds(drafting)
-            rate = tokens / max(seconds, 1e-9)
+        batch = len(alphas) + plain
+        # No step is cheaper for reading more, whatever noise says.
+        target = list(accumulate((self.costs.target(batch, batch + count) for count in range(len(offers) + 1)), max))
+        best: list[tuple[float, int, int]] = []
+        best_rate = 0.0
+        for depth in range(1, max(limits, default=0) + 1):
+            within = [offer for offer in offers if offer[1] <= depth]
+            count, rate = self._best_count(within, depth, batch, target)
             if rate > best_rate:
-                best, best_rate = count, rate
+                best, best_rate = within[:count], rate
         gammas = [0] * len(alphas)
-        for _, _, index in offers[:best]:
+        for _, _, index in best:
             gammas[index] += 1
         return gammas, best_rate
 
-    def _explore(self, domains: Sequence[str], limits: Sequence[int], gammas: list[int]) -> list[int]:
+    def _best_count(
+        self, offers: Iterable[tuple[float, int, int]], depth: int, batch: int, target: Sequence[float]
+    ) -> tuple[int, float]:
+        """How many of the offers to take, and tokens a second then."""
+        costs, drafting, seconds = self.costs, [0] * depth, [0.0] * depth  # requests and their cost at each level
+        tokens, best, best_rate, drafts = float(batch), 0, 0.0, 0.0
+        for count, (earned, level, _) in enumerate(offers, 1):
+            drafting[level - 1] += 1
+            cost = (costs.draft_first if level == 1 else costs.draft_further)(drafting[level - 1])
+            drafts += cost - seconds[level - 1]
+            seconds[level - 1] = cost
+            tokens -= earned
+            rate = tokens / max(target[count] + drafts, 1e-9)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best, best_rate
+
+    def _explore(self, asking: Sequence[Asking], limits: Sequence[int], gammas: list[int]) -> None:
+        """Raises a 0 to 1 where a domain would draft too seldom."""
         period = int(_EXPLORE_ROUNDS / self._exploration) if self._exploration else 0
-        for index, name in enumerate(domains):
-            domain = self._of(name)
-            due = period and domain.rounds % period == 0  # at the start of a period: the share holds at any moment
+        able: dict[str, list[int]] = {}
+        domains: dict[str, Domain] = {}
+        for index, one in enumerate(asking):
+            domain = domains.get(one.domain) or domains.setdefault(one.domain, self._rates.domain(one.domain))
+            if period and domain.rounds % period == 0:  # at the start of a period: the share holds at any moment
+                domain.due = _EXPLORE_ROUNDS
             domain.rounds += 1
             if gammas[index]:
+                domain.due = max(domain.due - 1, 0)
                 continue
-            if due:
-                domain.exploring = _EXPLORE_ROUNDS
-            if domain.exploring and limits[index]:
-                domain.exploring -= 1
-                gammas[index] = 1
-        return gammas
+            one.recent.rate.add(0, 0)
+            domain.rate.fade()
+            if domain.due and limits[index]:
+                able.setdefault(one.domain, []).append(index)
+        for name, indices in able.items():
+            if not domains[name].due:
+                continue
+            chosen = min(indices, key=lambda i: (-asking[i].recent.exploring, asking[i].backlog))
+            recent = asking[chosen].recent
+            recent.exploring = (recent.exploring or _EXPLORE_ROUNDS) - 1
+            domains[name].due -= 1
+            gammas[chosen] = 1
 
-    def _of(self, domain: str) -> _Domain:
-        return self._domains.setdefault(domain, _Domain(AcceptanceRate()))
+
+def _tokens(alpha: float, gamma: int) -> float:
+    """(1 - a^(g+1)) / (1 - a)."""
+    return sum(alpha**level for level in range(gamma + 1))

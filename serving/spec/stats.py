@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serving.engine.events import RequestStats
+from serving.spec.gamma import Recent
 
 
 class StatsKeeper:
@@ -12,6 +13,7 @@ class StatsKeeper:
         self.steps = self.spec_steps = self.drafted = self.accepted = self.tested = 0
         self.by_draft_length: dict[int, list[int]] = {}
         self.version = ""
+        self.recent = Recent()
 
     def add(self, *, drafted: int, accepted: int, tested: int, version: str) -> None:
         self.steps += 1

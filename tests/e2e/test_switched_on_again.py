@@ -19,7 +19,7 @@ from learner.lora import LoraSettings, add_lora, export_lora
 from learner.trainer import TrainSettings, train
 from serving.engine.request import GenerationParams, GenerationRequest
 from serving.replica import Replica
-from serving.spec.gamma import CostCurve
+from serving.spec.costs import CostCurve
 from shared.artifact import Artifact, Manifest, pack_blob
 from shared.config import config_from_dict
 from shared.counters import Counters
@@ -72,9 +72,9 @@ class Served:
 
     def __init__(self, replica: Replica, store: Store) -> None:
         self.replica, self._store, self._asked, self._number = replica, store, 0, 0
-        controller = replica._engine.controller
-        controller.target_cost = Stated(TARGET_S)
-        controller.draft_first = controller.draft_next = Stated(DRAFT_S)
+        costs = replica._engine.controller.costs
+        costs.by_rows, costs.draft_first, costs.draft_next = Stated(TARGET_S), Stated(DRAFT_S), Stated(DRAFT_S)
+        costs.add_target = lambda *_: None  # type: ignore[method-assign]
 
     def publish(self, artifact: Artifact) -> None:
         manifest = artifact.manifest

@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from serving.engine.engine import Engine
-from serving.spec.gamma import CostCurve, GammaController
+from serving.spec.costs import CostCurve
+from serving.spec.gamma import GammaController
 from tests.fakes_drafters import PlaybackDrafter
 from tests.fakes_target import TokenTarget, greedy_answer
 from tests.tiny_engine import request, serve
@@ -23,8 +24,8 @@ class Known(CostCurve):
 
     def __init__(self, fixed: float, each: float) -> None:
         super().__init__()
-        super().add(1, fixed + each)
-        super().add(100, fixed + 100 * each)
+        self.set(1, fixed + each)
+        self.set(100, fixed + 100 * each)
 
     def add(self, size: int, seconds: float) -> None:
         """Constant by intent."""
@@ -32,7 +33,12 @@ class Known(CostCurve):
 
 def automatic(exploration: float) -> GammaController:
     made = GammaController(fixed=None, most=4, exploration=exploration)
-    made.target_cost, made.draft_first, made.draft_next = Known(0.040, 0.001), Known(0.004, 0), Known(0.004, 0)
+    made.costs.by_rows, made.costs.draft_first, made.costs.draft_next = (
+        Known(0.040, 0.001),
+        Known(0.004, 0),
+        Known(0.004, 0),
+    )
+    made.costs.add_target = lambda *_: None  # type: ignore[method-assign]
     return made
 
 

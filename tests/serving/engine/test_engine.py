@@ -5,27 +5,28 @@ from __future__ import annotations
 import pytest
 
 from serving.engine.engine import Engine
-from serving.spec.gamma import CostCurve, GammaController
+from serving.spec.costs import RoundCosts
+from serving.spec.gamma import GammaController
 from shared.trace import Sampling
 from tests.fakes_drafters import PlaybackDrafter
 from tests.fakes_target import TokenTarget, greedy_answer
 from tests.tiny_engine import Bench, fixed_gamma, request, serve
 
 
-class Spy(CostCurve):
+class Spy(RoundCosts):
     def __init__(self) -> None:
         super().__init__()
-        self.sizes: list[int] = []
+        self.sizes: list[tuple[int, int]] = []  # batch, rows
 
-    def add(self, size: int, seconds: float) -> None:
+    def add_target(self, batch: int, rows: int, seconds: float) -> None:
         assert seconds > 0
-        self.sizes.append(size)
-        super().add(size, seconds)
+        self.sizes.append((batch, rows))
+        super().add_target(batch, rows, seconds)
 
 
 def spied(gamma: int) -> tuple[GammaController, Spy]:
     made, spy = fixed_gamma(gamma), Spy()
-    made.target_cost = spy
+    made.costs = spy
     return made, spy
 
 
@@ -49,8 +50,8 @@ def test_costs_are_learnt_from_steps_without_prompts_by_the_rows_that_ran(gamma:
         prompts = begun
 
     serve(target, drafter, asked, controller, prefill_tokens=6, max_batch=5, between=between)
-    assert spy.sizes == expected
-    assert max(spy.sizes) <= 5 * (1 + gamma)
+    assert [rows for _, rows in spy.sizes] == expected
+    assert all(batch <= rows <= batch * (1 + gamma) for batch, rows in spy.sizes)
 
 
 def test_a_plain_request_keeps_no_features_for_a_drafter_that_never_reads_them(bench: Bench) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
 
-from serving.spec.gamma import AcceptanceRate, CostCurve, GammaController
+from serving.spec.costs import CostCurve
+from serving.spec.gamma import Asking, GammaController, Recent
 from shared.acceptance import expected_tokens
 
 TARGET_S, ROW_S, DRAFT_S = 0.040, 0.001, 0.004  # of a forward, of each row in it, of one drafted token
@@ -19,11 +21,17 @@ def controller(
     """With the costs of one machine measured: one draft step costs the same at every depth and batch."""
     made = GammaController(fixed=fixed, most=most, exploration=exploration)
     for rows in range(1, 200):
-        made.target_cost.add(rows, TARGET_S + ROW_S * rows)
+        made.costs.by_rows.set(rows, TARGET_S + ROW_S * rows)
     for batch in range(1, 33):
-        made.draft_first.add(batch, draft_s)
-        made.draft_next.add(batch, draft_s)
+        made.costs.draft_first.set(batch, draft_s)
+        made.costs.draft_next.set(batch, draft_s)
     return made
+
+
+def choose(made: GammaController, domains: Sequence[str], limits: Sequence[int], *, plain: int = 0) -> list[int]:
+    """For new requests, each of which stands for its domain."""
+    asking = [Asking(domain, limit, Recent()) for domain, limit in zip(domains, limits, strict=True)]
+    return made.choose(asking, plain=plain)
 
 
 def teach(made: GammaController, alpha: float, *, domain: str = "d", rounds: int = 600) -> None:
@@ -43,7 +51,7 @@ def rate(alphas: list[float], gammas: tuple[int, ...], draft_s: float = DRAFT_S)
 def test_one_request_gets_the_gamma_of_the_closed_form(alpha: float) -> None:
     made = controller()
     teach(made, alpha)
-    (gamma,) = made.choose(["d"], [16])
+    (gamma,) = choose(made, ["d"], [16])
     best = max(rate([alpha], (g,)) for g in range(5))
     # Leaving 0 must pay two per cent; among the others nothing is given away.
     assert rate([alpha], (gamma,)) == pytest.approx(best) or (gamma == 0 and rate([alpha], (0,)) * 1.02 >= best)
@@ -57,7 +65,7 @@ def test_a_batch_is_maximised_as_a_whole(alphas: list[float], draft_s: float) ->
     made = controller(draft_s=draft_s)
     for index, alpha in enumerate(alphas):
         teach(made, alpha, domain=f"d{index}")
-    chosen = made.choose([f"d{index}" for index in range(3)], [16] * 3)
+    chosen = choose(made, [f"d{index}" for index in range(3)], [16] * 3)
     best = max(rate(alphas, gammas, draft_s) for gammas in product(range(5), repeat=3))
     found = rate(alphas, tuple(chosen), draft_s)
     assert found == pytest.approx(best) or (not any(chosen) and found * 1.02 >= best)
@@ -67,9 +75,9 @@ def test_a_useless_drafter_is_left_alone_and_a_good_one_used() -> None:
     made = controller()
     teach(made, 0.0, domain="useless")
     teach(made, 0.9, domain="good")
-    assert made.choose(["useless"], [16]) == [0]
-    assert made.choose(["good"], [16])[0] >= 3
-    both = made.choose(["useless", "good"], [16, 16])
+    assert choose(made, ["useless"], [16]) == [0]
+    assert choose(made, ["good"], [16])[0] >= 3
+    both = choose(made, ["useless", "good"], [16, 16])
     assert both[0] == 0
     assert both[1] >= 3
 
@@ -77,37 +85,27 @@ def test_a_useless_drafter_is_left_alone_and_a_good_one_used() -> None:
 def test_a_dear_drafter_is_left_alone_however_good() -> None:
     made = controller(draft_s=2 * TARGET_S)
     teach(made, 0.9)
-    assert made.choose(["d"], [16]) == [0]
+    assert choose(made, ["d"], [16]) == [0]
 
 
 def test_limits_and_the_most_are_kept() -> None:
     made = controller(most=3)
     teach(made, 0.95)
-    assert made.choose(["d"] * 4, [16, 2, 0, -3]) == [3, 2, 0, 0]
-    assert controller(fixed=2).choose(["d"] * 3, [5, 1, -1]) == [2, 1, 0]
-    assert controller(fixed=0).choose(["d"], [5]) == [0]
+    assert choose(made, ["d"] * 4, [16, 2, 0, -3]) == [3, 2, 0, 0]
+    assert choose(controller(fixed=2), ["d"] * 3, [5, 1, -1]) == [2, 1, 0]
+    assert choose(controller(fixed=0), ["d"], [5]) == [0]
 
 
 def test_a_new_drafter_has_the_benefit_of_the_doubt() -> None:
-    assert controller().choose(["never seen"], [16])[0] >= 1
+    assert choose(controller(), ["never seen"], [16])[0] >= 1
 
 
 def test_plain_neighbours_share_the_cost_of_drafting() -> None:
     """Drafting delays everybody in the batch: what pays for one alone may not pay beside fifty."""
     made = controller()
     teach(made, 0.3)
-    assert made.choose(["d"], [16], plain=0) == [1]
-    assert made.choose(["d"], [16], plain=50) == [0]
-
-
-def test_the_estimate_follows_drift_within_a_hundred_rounds_or_so() -> None:
-    seen = AcceptanceRate()
-    assert seen.alpha == 0.5
-    for _ in range(1000):
-        seen.add(1, 1)
-    for _ in range(100):
-        seen.add(0, 1)
-    assert seen.alpha == pytest.approx(0.99**100, abs=1e-3)
+    assert choose(made, ["d"], [16], plain=0) == [1]
+    assert choose(made, ["d"], [16], plain=50) == [0]
 
 
 # --- exploration -----------------------------------------------------------------------------------------------
@@ -117,15 +115,23 @@ def speculated(made: GammaController, rounds: int, accepted: float, *, batch: in
     """Share of rounds that drafted, with a drafter of which each draft is accepted with chance `accepted`."""
     rng = random.Random(0)
     drafted = 0
-    for _ in range(rounds // batch):
-        for gamma in made.choose(["d"] * batch, [16] * batch):
+    for step in range(rounds // batch):
+        if step % 30 == 0:
+            asking = [Asking("d", 16, Recent()) for _ in range(batch)]
+        for one, gamma in zip(asking, made.choose(asking), strict=True):
             if gamma:
                 drafted += 1
-                kept = 0
-                while kept < gamma and rng.random() < accepted:
-                    kept += 1
-                made.observe("d", kept, min(kept + 1, gamma))
+                kept = accepted_of(rng, accepted, gamma)
+                made.observe("d", kept, min(kept + 1, gamma), one.recent)
     return drafted / (rounds // batch * batch)
+
+
+def accepted_of(rng: random.Random, alpha: float, gamma: int) -> int:
+    """Drafts kept of `gamma`, each with chance alpha given those before it."""
+    kept = 0
+    while kept < gamma and rng.random() < alpha:
+        kept += 1
+    return kept
 
 
 @pytest.mark.parametrize("exploration", [0.005, 0.05])
@@ -146,7 +152,7 @@ def test_every_domain_is_explored_for_itself() -> None:
     for domain in drafted:
         teach(made, 0.0, domain=domain)
     for _ in range(2000):
-        for domain, gamma in zip("ab", made.choose(["a", "b"], [16, 16]), strict=True):
+        for domain, gamma in zip("ab", choose(made, ["a", "b"], [16, 16]), strict=True):
             drafted[domain] += gamma > 0
             made.observe(domain, 0, gamma)
     assert all(count >= 20 for count in drafted.values()), drafted
@@ -169,11 +175,11 @@ def test_a_useless_drafter_that_becomes_good_is_switched_on_by_exploration_alone
 def test_a_new_version_is_tried_at_once() -> None:
     made = controller(exploration=0.0)
     teach(made, 0.0)
-    assert made.choose(["d"], [16]) == [0]
+    assert choose(made, ["d"], [16]) == [0]
     made.new_version()
-    assert made.choose(["d"], [16])[0] >= 1
+    assert choose(made, ["d"], [16])[0] >= 1
     speculated(made, 2000, accepted=0.9)
-    assert made.choose(["d"], [16])[0] >= 3
+    assert choose(made, ["d"], [16])[0] >= 3
 
 
 def test_exploring_waits_for_room() -> None:
@@ -181,58 +187,193 @@ def test_exploring_waits_for_room() -> None:
     made = controller(exploration=0.01)
     teach(made, 0.0)
     for _ in range(5000):
-        assert made.choose(["d"], [0]) == [0]
-    assert [made.choose(["d"], [16])[0] for _ in range(4)] == [1, 1, 1, 1]
+        assert choose(made, ["d"], [0]) == [0]
+    assert [choose(made, ["d"], [16])[0] for _ in range(4)] == [1, 1, 1, 1]
 
 
-# --- costs -----------------------------------------------------------------------------------------------------
-
-
-def test_cost_curve_interpolates_and_extends() -> None:
-    curve = CostCurve()
-    assert not curve.known
-    assert curve(7) == 0.0
-    curve.add(4, 0.4)
-    assert (curve(1), curve(4), curve(8)) == (0.4, 0.4, pytest.approx(0.8))
-    curve.add(8, 0.6)
-    curve.add(2, 0.3)
-    assert [curve(size) for size in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx([0.3, 0.3, 0.35, 0.4, 0.5, 0.6, 1.2])
-
-
-def test_cost_curve_follows_a_lasting_change_and_shrugs_at_one_slow_step() -> None:
-    curve = CostCurve()
-    curve.add(4, 1.0)
-    curve.add(4, 100.0)
-    assert curve(4) == pytest.approx(1.1)
-    for _ in range(60):
-        curve.add(4, 3.0)
-    assert curve(4) == pytest.approx(3.0, rel=0.02)
-    for _ in range(60):
-        curve.add(4, 0.5)
-    assert curve(4) == pytest.approx(0.5, rel=0.02)
-
-
-@pytest.mark.parametrize("first", [0.002, 0.006, 0.010])
-def test_draft_costs_are_told_apart_from_mixed_depths(first: float) -> None:
-    """Only whole drafts are timed; first and further steps follow from drafts of different depth."""
-    each, rng = 0.002, random.Random(1)
-    made = GammaController(fixed=None, most=4, exploration=0.0)
-    for _ in range(400):
-        depth = rng.randint(1, 4)
-        made.observe_draft(4, depth, first + (depth - 1) * each)
-    assert made.draft_first(4) == pytest.approx(first, rel=0.1)
-    assert made.draft_next(4) == pytest.approx(each, rel=0.25)
-
-
-@pytest.mark.parametrize("depth", [2, 3, 4])
-def test_the_sum_is_right_even_if_only_one_depth_was_seen(depth: int) -> None:
-    made = GammaController(fixed=None, most=4, exploration=0.0)
+def test_one_request_explores_for_all_and_the_one_with_the_least_to_catch_up_with() -> None:
+    made = controller(exploration=0.01)
+    teach(made, 0.0)
+    asking = [Asking("d", 16, Recent(), backlog) for backlog in (200, 30, 90)]
+    gammas = [made.choose(asking) for _ in range(6)]
+    assert gammas == [[0, 1, 0]] * 4 + [[0, 0, 0]] * 2
+    nearer = [*asking, Asking("d", 16, Recent(), 2)]
     for _ in range(200):
-        made.observe_draft(2, depth, 0.003 * depth)
-    assert made.draft_first(2) + (depth - 1) * made.draft_next(2) == pytest.approx(0.003 * depth, rel=0.15)
+        if any(found := made.choose(nearer)):
+            break
+    assert found == [0, 0, 0, 1]
 
 
-def test_step_seconds_adds_target_and_drafts_of_each_depth() -> None:
+# --- requests of their own ------------------------------------------------------------------------------------------
+
+
+def after(made: GammaController, ones: list[Asking], kept: list[bool], rounds: int) -> list[int]:
+    """The last choice after so many rounds in which all drafts of a request are kept, or none."""
+    for _ in range(rounds):
+        gammas = made.choose(ones)
+        for one, gamma, good in zip(ones, gammas, kept, strict=True):
+            if gamma:
+                made.observe(one.domain, gamma if good else 0, gamma if good else 1, one.recent)
+    return gammas
+
+
+def test_a_request_goes_by_its_own_drafts_within_some_rounds() -> None:
     made = controller()
-    assert made.step_seconds([0, 0], plain=1) == pytest.approx(TARGET_S + 3 * ROW_S)
-    assert made.step_seconds([3, 1], plain=1) == pytest.approx(TARGET_S + 7 * ROW_S + 3 * DRAFT_S)
+    teach(made, 0.6)
+    ones = [Asking("d", 16, Recent()) for _ in range(2)]
+    assert made.choose(ones)[0] == made.choose(ones)[1] > 0, "nothing is known but the domain"
+    good, bad = after(made, ones, [True, False], 40)
+    assert good > bad
+
+
+def test_a_request_that_does_not_draft_returns_to_its_domain() -> None:
+    made = controller()
+    teach(made, 0.3, rounds=2000)
+    one = Asking("d", 16, Recent())
+    for _ in range(150):
+        one.recent.rate.add(0, 1)
+    assert made.choose([one]) == [0]
+    for _ in range(200):
+        gammas = made.choose([one])
+        if gammas != [0]:
+            break
+    assert gammas == [1], "as the domain says"
+
+
+def test_a_new_domain_starts_from_all_the_others() -> None:
+    made = controller()
+    for name in "abc":
+        teach(made, 0.0, domain=name)
+    assert choose(made, ["new"], [16]) == [0]
+    assert made.alpha("new") < 0.05
+
+
+def test_equally_good_choices_do_not_take_turns() -> None:
+    """At the alpha where two depths earn the same, noise alone would change the choice all the time."""
+    made, rng = controller(), random.Random(3)
+    alpha = min((a / 1000 for a in range(300, 900)), key=lambda a: abs(rate([a], (2,)) / rate([a], (3,)) - 1))
+    teach(made, alpha)
+    one = Asking("d", 16, Recent())
+    changes, last = 0, 0
+    for _ in range(400):
+        gamma = made.choose([one])[0]
+        changes, last = changes + (gamma != last), gamma
+        level = alpha + rng.uniform(-0.02, 0.02)
+        made.observe("d", level, 1, one.recent)  # type: ignore[arg-type]
+    assert last in (2, 3)
+    assert changes <= 4
+
+
+# --- closed forms and simulation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.7, 0.9])
+def test_the_speedup_is_that_of_leviathan(alpha: float, cost: float) -> None:
+    """One request, flat target: E / (1 + c g), equation 1 and theorem 3.8."""
+    made = controller(most=8, draft_s=cost)
+    made.costs.by_rows = CostCurve()
+    for rows in (1, 100):
+        made.costs.by_rows.set(rows, 1.0)
+    speedups = [(1 - alpha ** (g + 1)) / (1 - alpha) / (1 + cost * g) for g in range(9)]
+    for g in range(9):
+        assert expected_tokens(alpha, g) / made.step_seconds([g]) == pytest.approx(speedups[g])
+    teach(made, alpha, rounds=2000)
+    (gamma,) = choose(made, ["d"], [16])
+    assert speedups[gamma] >= max(speedups) / 1.02
+
+
+CATCH_UP_S = 0.0002  # a row that the drafter reads late; more than the head of SmolLM2 takes
+
+
+def simulate(
+    made: GammaController, alphas: Sequence[float], *, batch: int, steps: int = 120, prompt: int = 60
+) -> tuple[float, float]:
+    """Seconds a token with the controller and without, over waves of `batch` requests of one alpha a wave.
+
+    The controller learns from noisy measurements; time is counted without the noise.
+    """
+    rng = random.Random(5)
+    spent = tokens = 0.0
+    for alpha in alphas:
+        recents = [Recent() for _ in range(batch)]
+        unread = [prompt] * batch
+        for _ in range(steps):
+            asking = [Asking("d", 16, recent, left) for recent, left in zip(recents, unread, strict=True)]
+            gammas = made.choose(asking)
+            deep = max(gammas)
+            target = TARGET_S + ROW_S * (batch + sum(gammas))
+            draft = deep * DRAFT_S
+            late = sum(left for left, gamma in zip(unread, gammas, strict=True) if gamma)
+            spent += target + draft + CATCH_UP_S * late
+            made.costs.add_target(batch, batch + sum(gammas), target * rng.lognormvariate(0, 0.1))
+            if deep and late <= 16 * sum(gamma > 0 for gamma in gammas):
+                made.costs.add_draft(sum(gamma > 0 for gamma in gammas), deep, draft * rng.lognormvariate(0, 0.1))
+            for index, gamma in enumerate(gammas):
+                kept = accepted_of(rng, alpha, gamma)
+                if gamma:
+                    made.observe("d", kept, min(kept + 1, gamma), recents[index])
+                unread[index] = 0 if gamma else unread[index] + 1  # what a round adds is in the cost of its draft
+                tokens += kept + 1
+    return spent / tokens, (TARGET_S + ROW_S * batch) / batch
+
+
+def started() -> GammaController:
+    """As after a load: forwards were timed at a few sizes, drafts never."""
+    made = GammaController(fixed=None, most=4, exploration=0.005)
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        made.costs.by_rows.set(rows, TARGET_S + ROW_S * rows)
+    return made
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
+def test_a_useless_drafter_costs_less_than_three_per_cent(batch: int) -> None:
+    made = started()
+    simulate(made, [0.0], batch=batch)  # learning that it is useless is paid for once
+    auto, plain = simulate(made, [0.0] * 40, batch=batch)
+    assert auto / plain < 1.02, "a third of the allowance is left for what the controller does not see"
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_drifting_alpha_is_followed(batch: int) -> None:
+    """Good, useless, good again: about as fast as the best fixed choice for each part, a while after each change."""
+    made = started()
+    for alpha in (0.85, 0.0, 0.85):
+        simulate(made, [alpha] * 8, batch=batch)
+        auto, plain = simulate(made, [alpha] * 15, batch=batch)
+        best = plain
+        for gamma in range(1, 5):
+            seconds = TARGET_S + ROW_S * batch * (1 + gamma) + gamma * DRAFT_S
+            best = min(best, seconds / batch / expected_tokens(alpha, gamma))
+        assert auto / best < 1.04, "each request's own estimate is noisy, and its first draft catches up"
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_slow_first_steps_do_not_turn_a_good_drafter_off(batch: int) -> None:
+    made = started()
+    made.costs.add_target(batch, batch, 20 * TARGET_S)
+    for _ in range(2):
+        made.costs.add_draft(batch, 2, 50 * DRAFT_S)
+    auto, plain = simulate(made, [0.85] * 8, batch=batch)
+    assert auto / plain < 0.7
+
+
+def test_choosing_is_quick() -> None:
+    """Not by the clock, which this machine shares, but by what is looked up: a batch that stays is thought over once in
+    some rounds."""
+    made = controller()
+    teach(made, 0.8)
+    asking = [Asking("d", 16, Recent()) for _ in range(16)]
+    calls = 0
+    curve = made.costs.by_rows.__call__
+
+    class Counted(CostCurve):
+        def __call__(self, size: int) -> float:
+            nonlocal calls
+            calls += 1
+            return curve(size)
+
+    made.costs.by_rows = Counted()
+    for _ in range(40):
+        made.choose(asking)
+    assert 0 < calls <= 40 / 4 * (16 * 4 + 5), "one a draft and some for the standing choice, every fourth round"
