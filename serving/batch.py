@@ -37,16 +37,22 @@ class BatchRunner:
         self._done: list[Answer] = []
 
     def run(
-        self, requests: Iterable[GenerationRequest], *, between: Callable[[Engine], None] | None = None
+        self, requests: Iterable[GenerationRequest | None], *, between: Callable[[Engine], None] | None = None
     ) -> Iterator[Answer]:
-        """Answers in order of ending. `between` is called after each step, where a swap is allowed."""
+        """Answers in order of ending. `between` is called after each step, where a swap is allowed.
+
+        A None among the requests says that the next one has not arrived yet: a step is made, then it is asked again.
+        """
         feed = iter(requests)
         more = True
         while more or not self.engine.idle:
             while more and len(self.engine.scheduler.waiting) < self.engine.limits.max_batch:
-                request = next(feed, None)
-                if request is None:
+                try:
+                    request = next(feed)
+                except StopIteration:
                     more = False
+                    break
+                if request is None:
                     break
                 self.engine.check(request)
                 self._text[request.id] = []

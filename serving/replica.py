@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from serving.drafters.load import load_drafter
-from serving.engine.calibrate import calibrate
-from serving.engine.engine import Engine, Limits, Tracing
+from serving.assembly import assemble
+from serving.engine.engine import Engine, Tracing
 from serving.engine.events import Event
 from serving.engine.loop import EngineLoop
 from serving.engine.numerics import numerics_of
@@ -21,10 +20,7 @@ from serving.engine.request import GenerationRequest
 from serving.engine.sequence import Sequence
 from serving.hotswap import ChampionWatcher
 from serving.publisher import FeatureSink, TracePublisher
-from serving.spec.gamma import GammaController
 from shared.config import Config
-from shared.models.paged import PagedKV, PagedModel
-from shared.models.target import load_model
 from shared.store import Store
 
 
@@ -34,37 +30,20 @@ class Replica:
     def __init__(self, config: Config, replica_id: str, features: FeatureSink | None = None) -> None:
         torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
         self.config, self.id = config, replica_id
-        target = config.target
-        self.loaded = load_model(
-            target.model, home=config.home_path, device=target.device, weights=target.dtype, field="target.model"
-        )
-        engine = config.engine
-        kv = PagedKV(-(-engine.kv_tokens // engine.block_size), engine.block_size)
-        self._slot = load_drafter(config, self.loaded, kv)
-        drafter = self._slot.drafter if self._slot is not None else None
-        paged = PagedModel(self.loaded, kv, drafter.feature_layers if drafter is not None else ())
-        gamma = config.drafter.gamma
-        controller = GammaController(
-            fixed=None if gamma == "auto" else int(gamma),
-            most=config.drafter.gamma_max,
-            exploration=config.drafter.exploration,
-        )
-        if gamma == "auto":
-            calibrate(paged, controller, rows=engine.max_batch * (1 + config.drafter.gamma_max))
-        context = min(engine.max_context or self.loaded.max_positions, self.loaded.max_positions)
-        self.context = min(context, engine.kv_tokens)
+        parts = assemble(config)
+        self.loaded, self._slot, self.context = parts.loaded, parts.slot, parts.limits.max_context
         self._store = Store(config.redis.url, config.redis.prefix) if config.redis.url else None
         self.publisher: TracePublisher | None = None
         self.watcher: ChampionWatcher | None = None
         self._engine = Engine(
-            paged,
-            drafter,
-            controller,
-            Limits(self.context, engine.max_batch, engine.prefill_tokens, engine.prefix_cache),
+            parts.paged,
+            parts.drafter,
+            parts.controller,
+            parts.limits,
             self._listen,
             self._tracing(features) if self._store is not None else None,
         )
-        self.loop = EngineLoop(self._engine, max_queue=engine.max_queue)
+        self.loop = EngineLoop(self._engine, max_queue=config.engine.max_queue)
         if self._store is not None:
             self.publisher = self._publisher(self._store, features)
             if self._slot is not None:

@@ -1,0 +1,136 @@
+"""One contender's process: `python -m ops.bench_worker`, one JSON object a line in and out.
+
+It computes while it is asked something and blocks on its input otherwise, so that memory and threads are the
+contender's own and only one of them works at a time. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ops.bench_line_up import Contender
+from ops.bench_measure import Measure, Messages
+from shared.config import Config, config_from_dict
+from shared.errors import RedraftError
+
+
+class Backend(Protocol):
+    """A loaded contender. `facts` holds drafter, weights, weight_bytes (0: unknown), threads, perhaps a version."""
+
+    facts: dict[str, Any]
+
+    def run(self, conversations: Sequence[Messages], domain: str, max_tokens: int) -> Measure: ...
+
+    def stop(self) -> None: ...
+
+
+def main() -> None:
+    # Whatever a library prints must not come between our lines.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    worker = _Worker()
+    try:
+        for line in sys.stdin:
+            try:
+                answer = worker.do(json.loads(line))
+            except RedraftError as error:
+                answer = {"error": str(error)}
+            except Exception as error:  # of a library that we only measure: its log has the rest
+                sys.excepthook(*sys.exc_info())
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(answer), file=answers, flush=True)
+    finally:
+        worker.stop()
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._backend: Backend | None = None
+        self._tasks: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "load": self._load,
+            "run": self._run,
+            "arrive": self._arrive,
+            "swap": self._swap,
+            "memory": self._memory,
+            "bandwidth": self._bandwidth,
+        }
+
+    def do(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        return self._tasks[task["do"]](task)
+
+    def stop(self) -> None:
+        if self._backend is not None:
+            self._backend.stop()
+
+    def _load(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        contender = Contender.from_dict(task["contender"])
+        _use_threads(contender, int(task["threads"]))
+        self._backend = _backend(contender, config_from_dict(task["config"]), task)
+        return {"facts": self._backend.facts}
+
+    def _run(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._backend is not None
+        measure = self._backend.run(task["conversations"], task["domain"], task["max_tokens"])
+        return {"measure": measure.to_dict()}
+
+    def _arrive(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        from ops.bench_arrivals import poisson
+        from ops.bench_engine import OwnEngine
+
+        assert isinstance(self._backend, OwnEngine)
+        due = poisson(len(task["conversations"]), task["rate"], task["seed"])
+        measure = self._backend.load(task["conversations"], task["domain"], task["max_tokens"], due)
+        return {"measure": measure.to_dict()}
+
+    def _swap(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        from ops.bench_engine import OwnEngine
+
+        assert isinstance(self._backend, OwnEngine)
+        return {"swap": self._backend.swap(task["conversations"], task["domain"], task["max_tokens"])}
+
+    def _memory(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Bytes: the most that this process ever held (loading included), and what it holds now."""
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        now = pages * resource.getpagesize()
+        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "now": now}
+
+    def _bandwidth(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        from ops.bench_bandwidth import read_bandwidth
+
+        return {"bytes_s": read_bandwidth(task["threads"])}
+
+
+def _use_threads(contender: Contender, threads: int) -> None:
+    if contender.kind not in ("server", "llama.cpp"):
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _backend(contender: Contender, config: Config, job: Mapping[str, Any]) -> Backend:
+    if contender.kind == "server":
+        from ops.bench_server import Server
+
+        return Server(contender, config, job)
+    if contender.kind == "llama.cpp":
+        from ops.bench_llama import LlamaCpp
+
+        return LlamaCpp(contender, config, job)
+    if not contender.ours:
+        from ops.bench_transformers import TransformersGenerate
+
+        return TransformersGenerate(contender, config, job)
+    from ops.bench_drafters import own_config
+    from ops.bench_engine import OwnEngine
+
+    return OwnEngine(contender, own_config(contender, config, Path(job["folder"])), job)
+
+
+if __name__ == "__main__":
+    main()
