@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.demo_chat import served_model
+from ops.loadgen_beside import beside
 from ops.loadgen_figures import figures, read_goal
 from ops.loadgen_request import Form, Prompt, Sample
 from ops.loadgen_traffic import Plan, run
@@ -55,6 +56,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--no-metadata", action="store_true", help="for servers that refuse the field metadata")
     parser.add_argument("--slo", metavar="GOALS", help="ttft=0.5,itl=0.1,e2e=10 in seconds: what goodput counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and every sample there")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE", help="compare with aiperf's JSON export of the same load"
+    )
 
 
 def main(arguments: Namespace) -> int:
@@ -81,7 +85,19 @@ def main(arguments: Namespace) -> int:
         _write(arguments.json, report, samples)
     if not report["requests"]["measured"] or report["requests"]["failed"] == report["requests"]["measured"]:
         return FAILED
-    return 0
+    return 0 if arguments.beside is None or _compare(report, arguments.beside) else FAILED
+
+
+def _compare(report: dict[str, Any], file: Path) -> bool:
+    rows = beside(report, file)
+    table = Table(title=f"beside {file.name}", title_justify="left")
+    for column in ("", "ours", "theirs", "ratio"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        mark = "" if row.agrees else "  differs"
+        table.add_row(row.name, f"{row.ours:,.2f}", f"{row.theirs:,.2f}", f"{row.ratio:.3f}{mark}")
+    Console().print(table)
+    return all(row.agrees for row in rows)
 
 
 async def _drive(api: str, headers: dict[str, str], form: Form, prompts: list[Prompt], plan: Plan) -> list[Sample]:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from ops import cli
+from ops.loadgen_beside import beside
 from ops.loadgen_figures import Goal, figures, read_goal
 from ops.loadgen_request import Form, Prompt, Sample, send
 from ops.loadgen_traffic import Plan, arrivals, in_order, run
@@ -219,3 +220,29 @@ def test_a_server_that_refuses_everything_is_a_failure(capsys: pytest.CaptureFix
 def test_a_mistake_names_its_flag(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["loadgen", *words]) == cli.REFUSED
     assert said in capsys.readouterr().err
+
+
+def test_agreement_with_another_generator_is_a_number_and_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SlowServer() as server:
+        words = ["loadgen", "--url", server.url, "--requests", "3", "--json", str(tmp_path / "ours.json")]
+        assert cli.run(words) == 0
+        ours = json.loads((tmp_path / "ours.json").read_text())
+        theirs = tmp_path / "theirs.json"
+        # A generator that sees ITL as we do, and times to the first token that no server could have now.
+        theirs.write_text(
+            json.dumps(
+                {
+                    "time_to_first_token": {"avg": 1e9, "p50": 1e9},
+                    "inter_token_latency": {"avg": ours["itl"]["mean"] * 1e3, "p50": ours["itl"]["p50"] * 1e3},
+                    "output_token_throughput": {"avg": ours["rates"]["output_tokens"]},
+                }
+            )
+        )
+        assert [row.agrees for row in beside(ours, theirs)] == [False, False, True, True, True]
+        capsys.readouterr()
+        assert cli.run([*words[:5], "--beside", str(theirs)]) == 1
+        assert "differs" in capsys.readouterr().out
+        theirs.write_text("{}")
+        assert cli.run([*words[:5], "--beside", str(theirs)]) == cli.REFUSED
