@@ -152,7 +152,9 @@ class OwnEngine:
 
     def _requests(self, conversations: Sequence[Messages], domain: str, max_tokens: int) -> list[GenerationRequest]:
         self._calls += 1
-        params = GenerationParams(Sampling(temperature=self._temperature), None, max_tokens, (), self._ignore_eos)
+        params = GenerationParams(
+            sampling=Sampling(temperature=self._temperature), max_tokens=max_tokens, ignore_eos=self._ignore_eos
+        )
         return [
             GenerationRequest(f"{self._calls}-{index}", self._encode(conversation), params, domain)
             for index, conversation in enumerate(conversations)
