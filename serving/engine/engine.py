@@ -248,11 +248,18 @@ class Engine:
             if work.decides:
                 candidates.append(Candidate(sequence, draft, len(select)))
                 select.extend(range(len(token_ids) - 1 - gamma, len(token_ids)))
-        output = self.target.forward(token_ids, segments, [*select, *prompts.rows])
-        prompts.take(output.logits[len(select) :])
+        if not prompts.rows:
+            output = self.target.forward(token_ids, segments, select)
+            logits = output.logits
+        else:
+            wanted = sorted([*select, *prompts.rows])  # the model takes rows in this order only
+            output = self.target.forward(token_ids, segments, wanted)
+            place = {row: index for index, row in enumerate(wanted)}
+            prompts.take(output.logits[[place[row] for row in prompts.rows]])
+            logits = output.logits[[place[row] for row in select]]
         if self.prefix is not None:
             self.prefix.store(segments, output.features)
-        return candidates, output.logits[: len(select)], output.features
+        return candidates, logits, output.features
 
     def _commit(self, works: list[Work], candidates: list[Candidate], logits: Tensor, features: Tensor | None) -> None:
         outcomes = decide(candidates, logits) if candidates else []
