@@ -7,6 +7,7 @@ that one test does shows in another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from serving.engine.request import GenerationParams, GenerationRequest
 from serving.spec.gamma import Asking, GammaController
 from shared.models.eagle3 import Eagle3Config, Eagle3Head
 from shared.models.eagle3_served import ServedHead
+from shared.models.graphs import Recorder
 from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import LoadedModel, load_model
 from shared.trace import Sampling
@@ -68,14 +70,15 @@ class Bench:
     def target(self, *, blocks: int = 256, block_size: int = 16) -> PagedModel:
         return PagedModel(self._load(self._folder), PagedKV(blocks, block_size), FEATURE_LAYERS)
 
-    def drafter(self, kind: str, target: PagedModel) -> Drafter | None:
+    def drafter(self, kind: str, target: PagedModel, recorder: Recorder | None = None) -> Drafter | None:
         """A fresh drafter at version "base" over the target's block layout."""
         kv = PagedKV(target.kv.num_blocks, target.kv.block_size)
         if kind == "none":
             return None
         if kind == "eagle3":
             head = self._served("base")
-            return Eagle3Drafter(head, "base", kv, vocab_size=target.loaded.vocab_size, device=torch.device("cpu"))
+            vocab, cpu = target.loaded.vocab_size, torch.device("cpu")
+            return Eagle3Drafter(head, "base", kv, vocab_size=vocab, device=cpu, recorder=recorder)
         return _MODEL_KINDS[kind](
             PagedModel(self._load(self._source(kind)), kv), "base", vocab_size=target.loaded.vocab_size
         )
@@ -111,7 +114,8 @@ class Bench:
         return logits if ids.ndim == 2 else logits[0]
 
     def _served(self, version: str) -> ServedHead:
-        return ServedHead(self.heads[version], self.reference.model.get_input_embeddings().weight)
+        head = copy.deepcopy(self.heads[version])  # a served head may be written into
+        return ServedHead(head, self.reference.model.get_input_embeddings().weight)
 
     @torch.inference_mode()
     def _head(self, prompts: Tensor, seed: int) -> Eagle3Head:

@@ -16,26 +16,43 @@ from serving.drafters.base import DraftJob, concat
 from serving.drafters.chains import Chains
 from serving.engine.sequence import Sequence
 from serving.spec.draft import Draft
-from shared.models.eagle3 import Eagle3Head
+from shared.models.eagle3_served import ServedHead
+from shared.models.graphs import CudaRecorder, Recorder, StepGraphs
 from shared.models.paged import AttentionPlan, PagedKV, Segment
 from shared.processing import Vocabulary
 
 
 class Eagle3Drafter:
-    """Drafts chains with an `Eagle3Head` whose linears are packed."""
+    """Drafts chains with a `ServedHead`."""
 
     kind = "eagle3"
 
-    def __init__(self, head: Eagle3Head, version: str, kv: PagedKV, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        head: ServedHead,
+        version: str,
+        kv: PagedKV,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        recorder: Recorder | None = None,  # of draft steps; on CUDA there is one anyway
+    ) -> None:
         self.head, self.version, self._kv = head, version, kv
         self.feature_layers = head.config.feature_layers
         self.max_positions = head.config.max_positions
         self._vocab_size, self._device = vocab_size, device
         self._vocabulary = Vocabulary.of(head.draft_ids)
+        if recorder is None and device.type == "cuda":
+            recorder = CudaRecorder()
+        self._graphs = None if recorder is None else StepGraphs(self._record, kv, self.max_positions, device, recorder)
 
-    def swap(self, head: Eagle3Head, version: str) -> None:
+    def swap(self, head: ServedHead, version: str) -> None:
         """Serve another version of the same shape. Sequences in flight keep the KV that the old one wrote."""
-        self.head, self.version = head, version
+        if self._graphs is None:
+            self.head = head
+        else:
+            self.head.copy_(head)  # recorded steps read these tensors
+        self.version = version
         self._vocabulary = Vocabulary.of(head.draft_ids)
 
     def commit(self, sequence: Sequence, kept: int, features: Tensor | None) -> None:
@@ -72,21 +89,18 @@ class Eagle3Drafter:
             last.append(len(ids) - 1)
             state.kv_len = end
             state.features = []
-        # On CUDA the target computes in bfloat16 and the head in float32.
-        fused = self.head.fuse(concat(features).to(self.head.norm.weight.dtype))
-        return self._run(ids, fused, segments)[last]
+        return self._run(ids, self.head.fuse(concat(features)), segments)[last]
 
     def _step(self, jobs: Seq[DraftJob], token_ids: Seq[int], hidden: Tensor, depth: int) -> Tensor:
         segments = [Segment(job.sequence.table, job.sequence.kv_len + depth - 1, 1) for job in jobs]
         return self._run(token_ids, hidden, segments)
 
+    def _record(self, plan: AttentionPlan, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        ids, hidden = inputs
+        return (self.head.forward(ids, hidden, plan),)
+
     def _run(self, token_ids: Seq[int], hidden: Tensor, segments: Seq[Segment]) -> Tensor:  # [tokens, hidden]
-        plan = AttentionPlan(self._kv, segments, self._device)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-            rows = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
-            out = plan.attend(0, query, rows, kv_heads=key.shape[1], scale=scale)
-            return out.view(query.shape)
-
-        out: Tensor = self.head(torch.tensor(token_ids, device=self._device), hidden, plan.positions, attend)
-        return out
+        ids = torch.tensor(token_ids, device=self._device)
+        if self._graphs is not None and self._graphs.fits(segments):
+            return self._graphs.run(segments, (ids, hidden))[0]
+        return self.head.forward(ids, hidden, AttentionPlan(self._kv, segments, self._device))

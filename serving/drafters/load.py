@@ -19,8 +19,9 @@ from serving.drafters.model import ModelDrafter, check_same_tokens
 from shared.artifact import Artifact, check_fit, load_folder
 from shared.config import Config
 from shared.drafters import resolve_base
-from shared.models.eagle3 import Eagle3Head, head_from_artifact
-from shared.models.linears import WeightKind, pack_linears
+from shared.models.eagle3 import head_from_artifact
+from shared.models.eagle3_served import ServedHead
+from shared.models.linears import WeightKind
 from shared.models.lora import merge_lora
 from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import LoadedModel, load_model, pack_model
@@ -63,13 +64,13 @@ def _eagle3(folder: Path, target: LoadedModel, kv: PagedKV) -> DrafterSlot:
     base, digest = load_folder(folder)
     embedding: Tensor = target.model.get_input_embeddings().weight  # type: ignore[assignment]
 
-    def build(artifact: Artifact | None) -> Eagle3Head:
+    def build(artifact: Artifact | None) -> ServedHead:
         head = head_from_artifact(base, embedding)
         if artifact is not None:
             merge_lora(head, artifact)
         if target.device.type == "cpu":
-            pack_linears(head, cast(WeightKind, target.weights))
-        return head.to(target.device)
+            return ServedHead(head, embedding, cast(WeightKind, target.weights))
+        return ServedHead(head.to(target.device, embedding.dtype), embedding)
 
     drafter = Eagle3Drafter(build(None), BASE_VERSION, kv, vocab_size=target.vocab_size, device=target.device)
 

@@ -28,17 +28,21 @@ class Segment:
 
 
 class PagedKV:
-    """One pool for each layer, [slots, kv_heads * (key_dim + value_dim)], allocated when the layer first writes."""
+    """One pool for each layer, [slots, kv_heads * (key_dim + value_dim)], allocated when the layer first writes.
+
+    Behind the blocks that can be owned lies one more, `scratch`, for rows that are only padding.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.scratch = num_blocks
         self._pools: dict[int, Tensor] = {}
 
     def pool(self, layer: int, rows: Tensor) -> Tensor:
         """The pool of a layer; `rows` ([tokens, width]) tell its width, type and device."""
         pool = self._pools.get(layer)
         if pool is None:
-            pool = rows.new_zeros((self.num_blocks * self.block_size, rows.shape[1]))
+            pool = rows.new_zeros(((self.num_blocks + 1) * self.block_size, rows.shape[1]))
             self._pools[layer] = pool
         return pool
 
@@ -62,9 +66,8 @@ class AttentionPlan:
         self.positions = torch.tensor(positions, device=device)  # [tokens]
         self.slots = torch.tensor(slots, device=device)  # [tokens]
         # A CPU reads each sequence where it lies; a GPU reads all of them in one call.
-        self._reads: SequenceReads | BatchedReads = (
-            SequenceReads(segments, size) if device.type == "cpu" else BatchedReads(segments, size, device)
-        )
+        reads = SequenceReads if device.type == "cpu" else BatchedReads
+        self._reads: SequenceReads | BatchedReads = reads(segments, size, device)
 
     def attend(
         self,

@@ -22,7 +22,7 @@ _SHORT = 32  # rows
 
 
 @dataclass
-class _Group:
+class Group:
     """Segments attended together, padded to the longest."""
 
     rows: Tensor  # [b, q] row of the packed batch; padding repeats a row of its own segment
@@ -61,6 +61,13 @@ class BatchedReads:
         self._groups = [self._group(pack, device) for pack in packs]
         self._order = _order(packs, device)  # [tokens] or None: where packed row i is in the groups' outputs
 
+    @classmethod
+    def of(cls, group: Group, block_size: int) -> BatchedReads:
+        """Over tensors that somebody else fills."""
+        reads = cls([], block_size, group.rows.device)
+        reads._groups = [group]
+        return reads
+
     def attend(
         self,
         pool: Tensor,  # [slots, kv_heads * (key_dim + value_dim)]
@@ -75,7 +82,7 @@ class BatchedReads:
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out if self._order is None else out[self._order]
 
-    def _group(self, pack: list[tuple[int, Segment]], device: torch.device) -> _Group:
+    def _group(self, pack: list[tuple[int, Segment]], device: torch.device) -> Group:
         size = self._size
         width = max(segment.count for _, segment in pack)
         length = max(segment.start + segment.count for _, segment in pack)
@@ -92,7 +99,7 @@ class BatchedReads:
             tables.append(table + [table[0]] * (blocks - len(table)))
             keep.extend(index * width + i for i in range(segment.count))
         padded = len(keep) < len(pack) * width
-        return _Group(
+        return Group(
             rows=torch.tensor(rows, device=device),
             blocks=torch.tensor(tables, device=device).flatten(),
             keys=blocks * size,
@@ -101,7 +108,7 @@ class BatchedReads:
         )
 
     def _read(
-        self, group: _Group, pool: Tensor, query: Tensor, kv_heads: int, scale: float, window: int, softcap: float
+        self, group: Group, pool: Tensor, query: Tensor, kv_heads: int, scale: float, window: int, softcap: float
     ) -> Tensor:  # [valid rows, heads * value_dim]
         b, q = group.rows.shape
         heads, dim = query.shape[1:]
@@ -111,8 +118,8 @@ class BatchedReads:
         rows = rows.reshape(b, kv_heads, per_kv * q, dim)
         # Whole blocks, because copying rows one by one is several times slower.
         read = pool.view(-1, self._size * width).index_select(0, group.blocks).view(b, group.keys, width)
-        k = read[:, :, : kv_heads * dim].unflatten(2, (kv_heads, dim)).transpose(1, 2)  # [b, kv_heads, l, dim]
-        v = read[:, :, kv_heads * dim :].unflatten(2, (kv_heads, -1)).transpose(1, 2)
+        k = read[:, :, : kv_heads * dim].view(b, group.keys, kv_heads, dim).transpose(1, 2)  # [b, kv_heads, l, dim]
+        v = read[:, :, kv_heads * dim :].view(b, group.keys, kv_heads, -1).transpose(1, 2)
         mask = group.mask(window, per_kv)
         if softcap:
             scores = softcap * torch.tanh(rows @ k.transpose(2, 3) * (scale / softcap))
@@ -120,7 +127,7 @@ class BatchedReads:
         else:
             out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale)
         out = out.view(b, kv_heads, per_kv, q, v.shape[-1]).permute(0, 3, 1, 2, 4).reshape(b * q, -1)
-        return out if group.keep is None else out[group.keep]
+        return out if group.keep is None else out.index_select(0, group.keep)
 
 
 def _order(packs: list[list[tuple[int, Segment]]], device: torch.device) -> Tensor | None:

@@ -33,6 +33,10 @@ class RmsNorm:
         self._floor = torch.tensor(math.sqrt(self._n * eps), device=weight.device)
         self._scaled = weight * math.sqrt(self._n)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that depends on the weight."""
+        return self._weight, self._scaled
+
     def __call__(self, x: Tensor) -> Tensor:  # [..., n]
         if x.is_cuda:
             return F.rms_norm(x, (self._n,), eps=self._eps) * self._weight
@@ -53,7 +57,6 @@ class DecoderLayer:
     out: Linear
     gate_up: Linear  # the gate, then what it gates
     down: Linear
-    attention_norm: RmsNorm
     mlp_norm: RmsNorm
     head_norm: RmsNorm | None = None  # weight [heads + kv_heads, head_dim]
     activation: Linear = F.silu
@@ -89,7 +92,7 @@ class FusedDecoder:
     def __init__(
         self,
         embedding: Tensor,  # [vocab, hidden]
-        layers: Sequence[DecoderLayer],
+        layers: Sequence[tuple[RmsNorm, DecoderLayer]],  # each with the norm of what it reads
         norm: RmsNorm,
         lm_head: Linear,
         rotary: RotaryTable,
@@ -107,8 +110,8 @@ class FusedDecoder:
         hidden = F.embedding(token_ids, self._embedding)
         factors = self._rotary.at(plan.positions, plan.longest)
         features: dict[int, Tensor] = {}
-        for layer in self._layers:
-            hidden += layer.attention(layer.attention_norm(hidden), factors, plan)
+        for norm, layer in self._layers:
+            hidden += layer.attention(norm(hidden), factors, plan)
             hidden += layer.mlp(hidden)
             if layer.index in feature_layers:
                 features[layer.index] = hidden.clone()  # the next layer adds in place

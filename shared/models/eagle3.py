@@ -90,7 +90,7 @@ class Eagle3Head(nn.Module):
         tokens = F.embedding(token_ids, self._embedding[0]).to(hidden.dtype)
         x = torch.cat([self.token_norm(tokens), self.feature_norm(hidden)], dim=-1)
         shape = x.shape[:-1]
-        cos, sin = self._rotation(positions, x.dtype)
+        cos, sin = (part.unsqueeze(-2).to(x.dtype) for part in angles(config, positions))  # [..., tokens, 1, half]
         query = _rotate(self.q_proj(x).view(*shape, config.heads, config.head_dim), cos, sin)
         key = _rotate(self.k_proj(x).view(*shape, config.kv_heads, config.head_dim), cos, sin)
         value = self.v_proj(x).view(*shape, config.kv_heads, config.head_dim)
@@ -104,13 +104,13 @@ class Eagle3Head(nn.Module):
         out: Tensor = self.lm_head(self.norm(hidden))
         return out
 
-    def _rotation(
-        self, positions: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:  # [..., tokens, 1, head_dim / 2]
-        half = self.config.head_dim // 2
-        inverse = self.config.rope_theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
-        angles = positions.unsqueeze(-1).float() * inverse
-        return angles.cos().unsqueeze(-2).to(dtype), angles.sin().unsqueeze(-2).to(dtype)
+
+def angles(config: Eagle3Config, positions: Tensor) -> tuple[Tensor, Tensor]:  # [...] -> cos, sin [..., head_dim / 2]
+    """Of the rotary embedding, in float32."""
+    half = config.head_dim // 2
+    inverse = config.rope_theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
+    turned = positions.unsqueeze(-1).float() * inverse
+    return turned.cos(), turned.sin()
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

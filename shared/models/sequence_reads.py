@@ -42,8 +42,8 @@ class _Span:
 class SequenceReads:
     """What an `AttentionPlan` reads through on a CPU."""
 
-    def __init__(self, segments: Sequence[Segment], block_size: int) -> None:
-        self._segments, self._size = segments, block_size
+    def __init__(self, segments: Sequence[Segment], block_size: int, device: torch.device) -> None:
+        self._segments, self._size, self._device = segments, block_size, device
         self._spans: dict[int, tuple[list[_Span], Tensor | None]] = {}  # by window
         self._masks: dict[tuple[int, int, int], Tensor] = {}  # by window, first row, rows of each position
 
@@ -83,7 +83,7 @@ class SequenceReads:
                 blocks.extend(needed)
             spans.append(_Span(first, segment.count, segment.start, low, place * size + low % size, copied))
             first += segment.count
-        return spans, torch.tensor(blocks) if blocks else None
+        return spans, torch.tensor(blocks, device=self._device) if blocks else None
 
     def _read(
         self, span: _Span, source: Tensor, query: Tensor, kv_heads: int, scale: float, window: int, softcap: float
@@ -125,7 +125,7 @@ class SequenceReads:
         key = (window, span.first, per_kv)
         found = self._masks.get(key)
         if found is None:
-            hidden = torch.full((span.count, span.length), float("-inf"))
+            hidden = torch.full((span.count, span.length), float("-inf"), device=self._device)
             found = hidden.triu(span.start - span.low + 1)
             if window:
                 found += hidden.tril(span.start - span.low - window)

@@ -50,9 +50,10 @@ class TransformersForward:
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
         AttentionInterface.register(ATTENTION, paged_attention)
         model.set_attn_implementation(ATTENTION)
-        self._model: Any = model
+        whole: Any = model
+        self._model = whole
         self._captured: dict[int, Tensor] = {}
-        layers = self._model.get_decoder().layers if feature_layers else ()
+        layers = whole.get_decoder().layers if feature_layers else ()
         for index in feature_layers:
             layers[index].register_forward_hook(self._capture(index))
 

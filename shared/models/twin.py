@@ -30,7 +30,7 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _ROWS, _VOCAB = 12, 32  # of the twin
-_CLOSE = {"rtol": 1e-3, "atol": 1e-3}  # logits of order 1; every wrong formula is far outside
+_CLOSE = 1e-3  # of logits of order 1; every wrong formula is far outside
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +48,19 @@ Shape = tuple[LayerCall, ...]  # one for each layer
 _shapes: dict[tuple[type, str], Shape | None] = {}  # by class and config: a swap asks again
 
 
-def fuse(model: PreTrainedModel) -> bool:
+def fuse(model: Any) -> bool:
     """Fuses the projections of a Llama-shaped model in place, before its linears are packed; False for others."""
     if is_fused(model):
         return True
     if not _right_parts(model) or _shape(model) is None:
         return False
-    for layer in model.get_decoder().layers:  # type: ignore[no-untyped-call]
+    for layer in model.model.layers:
         fuse_layer(layer)
     return True
 
 
 def is_fused(model: Any) -> bool:
-    layers = getattr(getattr(model, "model", None), "layers", None)
+    layers: Any = getattr(getattr(model, "model", None), "layers", None)
     return bool(layers) and hasattr(getattr(layers[0], "self_attn", None), QKV)
 
 
@@ -73,7 +73,10 @@ def fused_decoder(model: PreTrainedModel) -> FusedDecoder:
 
 def _decoder(model: Any, shape: Shape) -> FusedDecoder:
     decoder = model.model
-    layers = [_layer(layer, call, index) for index, (layer, call) in enumerate(zip(decoder.layers, shape, strict=True))]
+    layers = [
+        (_norm(layer.input_layernorm), _layer(layer, call, index))
+        for index, (layer, call) in enumerate(zip(decoder.layers, shape, strict=True))
+    ]
 
     def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
         like = torch.empty(0, dtype=torch.float32, device=positions.device)
@@ -100,7 +103,6 @@ def _layer(layer: Any, call: LayerCall, index: int) -> DecoderLayer:
         out=attention.o_proj.forward,
         gate_up=getattr(mlp, GATE_UP).forward,
         down=mlp.down_proj.forward,
-        attention_norm=_norm(layer.input_layernorm),
         mlp_norm=_norm(layer.post_attention_layernorm),
         head_norm=_head_norm(attention, heads, kv_heads) if hasattr(attention, "q_norm") else None,
         activation=F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn,
@@ -125,7 +127,8 @@ def _right_parts(model: Any) -> bool:
     decoder, head = getattr(model, "model", None), getattr(model, "lm_head", None)
     if type(head) is not nn.Linear or not isinstance(decoder, nn.Module) or _names(decoder) != _DECODER:
         return False
-    return set(dict(model.named_children())) == {"model", "lm_head"} and all(map(_right_layer, decoder.layers))
+    layers: Any = decoder.layers
+    return _names(model) == {"model", "lm_head"} and all(map(_right_layer, layers))
 
 
 def _right_layer(layer: Any) -> bool:
@@ -216,4 +219,4 @@ def _compare(twin: Any) -> Shape | None:
     for layer in twin.model.layers:
         fuse_layer(layer)
     logits, _ = _decoder(twin, shape).forward(ids, _Recorder(), None, ())
-    return shape if torch.allclose(logits, expected, **_CLOSE) else None
+    return shape if torch.allclose(logits, expected, rtol=_CLOSE, atol=_CLOSE) else None

@@ -24,6 +24,7 @@ from serving.spec.gamma import GammaController
 from shared.artifact import Artifact, Manifest, load_folder, save_folder
 from shared.config import Config, config_from_flat
 from shared.models.eagle3 import Eagle3Config, Eagle3Head, head_from_artifact
+from shared.models.eagle3_served import ServedHead
 from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import load_model
 from shared.store import Store
@@ -55,7 +56,7 @@ class TinyServing:
         self.head_folder = folder / "head"
         save_folder(_random_head(embedding, loaded.fingerprint), self.head_folder)
         self._target = PagedModel(loaded, PagedKV(128, 16), LAYERS)
-        self._head = head_from_artifact(load_folder(self.head_folder)[0], embedding)
+        self._head = ServedHead(head_from_artifact(load_folder(self.head_folder)[0], embedding), embedding)
         self._count = 0
         self.config: Config = config_from_flat(
             {

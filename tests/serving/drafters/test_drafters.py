@@ -21,6 +21,7 @@ from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import LoadedModel, load_model
 from shared.sampling import filtered_probs
 from shared.trace import Sampling
+from tests.fakes_graphs import Repeat
 from tests.tiny import build_tiny_model
 from tests.tiny_engine import DRAFTING, Bench, attend_causally, fixed_gamma, outputs, request, serve
 
@@ -63,7 +64,7 @@ def test_greedy_and_seeded_drafts_are_point_masses_and_sampled_ones_name_their_q
 
 def head_logits(bench: Bench, drafter: Eagle3Drafter, text: list[int], depth: int) -> torch.Tensor:  # [draft_vocab]
     """Logits of the draft after `text`, of which the last `depth` tokens are drafts of this round."""
-    head, known = drafter.head, len(text) - depth
+    head, known = bench.heads[drafter.version], len(text) - depth
     with torch.inference_mode():
         ids = torch.tensor([text])
         features = torch.cat(outputs(bench.reference, ids[:, : known - 1], (0, 1)), dim=-1)
@@ -255,3 +256,29 @@ def test_other_special_tokens_are_refused(tmp_path: Path) -> None:
     settings.write_text(settings.read_text().replace('"eos_token": "<|end|>"', '"eos_token": "w7"'))
     with pytest.raises(ConfigError, match="special ids"):
         check_same_tokens(loaded(one, tmp_path), loaded(two, tmp_path))
+
+
+def test_a_head_whose_steps_are_recorded_drafts_the_same_before_and_after_a_swap(bench: Bench) -> None:
+    """A swap copies into the tensors that the recorded steps read."""
+    answers = []
+    for recorder in (None, Repeat()):
+        target = bench.target()
+        drafter = bench.drafter("eagle3", target, recorder=recorder)
+        before = drafter.head if isinstance(drafter, Eagle3Drafter) else None
+        steps = 0
+
+        def swap(_: object, drafter: Drafter | None = drafter) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == 6:
+                bench.swap(drafter)
+
+        asked = [request(f"r{i}", range(3 + i, 12 + 3 * i), max_tokens=24) for i in range(3)]
+        found, engine = serve(target, drafter, asked, fixed_gamma(3), between=swap)
+        if isinstance(recorder, Repeat) and isinstance(drafter, Eagle3Drafter):
+            assert recorder.records > 0
+            assert drafter.head is before
+        accepted, _ = engine.counters.alpha_counts()
+        answers.append(({id: answer.token_ids for id, answer in found.items()}, accepted))
+    assert answers[0] == answers[1]
+    assert answers[0][1] > 0
