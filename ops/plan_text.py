@@ -268,9 +268,10 @@ def _assumed(answer: Answer) -> str:
     lines = [
         "positions are accepted independently with chance α; prompts and outputs all have the given lengths; no prefix "
         "is shared",
-        "a replica is one device; replicas share the load evenly",
-        "the roofline's parts follow one another; between devices of a hypothetical group nothing is charged",
+        "replicas share the load evenly; the roofline's parts follow one another",
     ]
+    if answer.model.device.count > 1:
+        lines.append("the devices of a group work as one, and nothing is charged for what they say to each other")
     if not answer.model.device.on_cpu:
         lines.append("launches cost nothing (CUDA graphs)")
     return _list("## Assumed", lines)
