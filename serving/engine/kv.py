@@ -4,12 +4,19 @@ A full block may get a name, the hash of the text up to its end; whoever has the
 computing it. Idle blocks are taken away, the longest unused first, once no free one is left. Beside its name a block
 carries the drafter version that wrote all of its rows in the drafter's pool, since target and drafter address the same
 table, each in pools of its own. `check` proves that nothing is lost, owned twice or named twice.
+
+A table grows into the block behind its last one while that is free, and a new one starts in the middle of the longest
+free run: attention on CPU reads blocks that follow each other where they lie, and must copy scattered ones.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
+
+_RUN = re.compile(rb"\x01+")
+_EVICTED = 32  # idle blocks freed together, so that there are runs among them
 
 
 class BlockAllocator:
@@ -17,7 +24,8 @@ class BlockAllocator:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._is_free = bytearray(b"\x01" * num_blocks)
+        self._num_free = num_blocks
         self._idle: dict[int, None] = {}  # in the order of release
         self._owners = [0] * num_blocks
         self._block_of: dict[bytes, int] = {}
@@ -27,7 +35,7 @@ class BlockAllocator:
     @property
     def free(self) -> int:
         """Blocks that nobody owns, idle ones included."""
-        return len(self._free) + len(self._idle)
+        return self._num_free + len(self._idle)
 
     @property
     def named(self) -> int:
@@ -43,8 +51,10 @@ class BlockAllocator:
         missing = self.blocks_for(positions) - len(table)
         if missing > self.free:
             return False
+        if missing > self._num_free:
+            self._evict(max(missing - self._num_free, _EVICTED))
         for _ in range(missing):
-            table.append(self._take())
+            table.append(self._take(table[-1] + 1 if table else self.num_blocks))
         return True
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -65,8 +75,7 @@ class BlockAllocator:
             if block in self._name_of:
                 self._idle[block] = None
             else:
-                self._drafter.pop(block, None)
-                self._free.append(block)
+                self._put_back(block)
         table.clear()
 
     def name(self, block: int, name: bytes) -> None:
@@ -102,21 +111,35 @@ class BlockAllocator:
             for block in table:
                 counted[block] += 1
         assert counted == self._owners, "owners and live tables disagree"
-        free, unowned = set(self._free), {block for block, owners in enumerate(self._owners) if owners == 0}
-        assert len(free) == len(self._free), "a block is free twice"
+        free = {block for block, flag in enumerate(self._is_free) if flag}
+        unowned = {block for block, owners in enumerate(self._owners) if owners == 0}
+        assert len(free) == self._num_free, "the free blocks are miscounted"
         assert not free & self._idle.keys(), "a block is free and idle"
         assert free | self._idle.keys() == unowned, "free list and owners disagree"
         assert self._idle.keys() == unowned & self._name_of.keys(), "what is idle has a name, what is free has none"
         assert self._block_of == {name: block for block, name in self._name_of.items()}, "a name has two blocks"
         assert not self._drafter.keys() & free, "a free block remembers a drafter"
 
-    def _take(self) -> int:
-        """A block with one owner, from the free ones, else the one that was idle longest."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block = next(iter(self._idle))
-            del self._idle[block], self._block_of[self._name_of.pop(block)]
-            self._drafter.pop(block, None)
+    def _take(self, wanted: int) -> int:
+        """A free block with one owner from now on: the wanted one if it is free."""
+        block = wanted if wanted < self.num_blocks and self._is_free[wanted] else self._roomiest()
+        self._is_free[block] = False
+        self._num_free -= 1
         self._owners[block] = 1
         return block
+
+    def _roomiest(self) -> int:
+        """Where a table has the most room to grow without cutting another one off: halfway into the longest run."""
+        start, end = max((run.span() for run in _RUN.finditer(self._is_free)), key=lambda span: span[1] - span[0])
+        return start if start == 0 else (start + end) // 2
+
+    def _put_back(self, block: int) -> None:
+        self._drafter.pop(block, None)
+        self._is_free[block] = True
+        self._num_free += 1
+
+    def _evict(self, count: int) -> None:
+        """Frees the blocks that were idle longest, `count` if there are so many."""
+        for block in list(islice(self._idle, count)):
+            del self._idle[block], self._block_of[self._name_of.pop(block)]
+            self._put_back(block)
