@@ -1,0 +1,1 @@
+"""The manifests and the image, checked without a cluster."""
