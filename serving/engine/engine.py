@@ -79,6 +79,7 @@ class Engine:
             self.allocator, max_batch=limits.max_batch, prefill_tokens=limits.prefill_tokens, prefix=self.prefix
         )
         self.counters = Counters()
+        self.domains: dict[str, None] = {}  # served so far, in order of their first
         self._listener, self._tracing = listener, tracing
 
     def _prefix_cache(self) -> PrefixCache:
@@ -264,7 +265,10 @@ class Engine:
     def _commit(self, works: list[Work], candidates: list[Candidate], logits: Tensor, features: Tensor | None) -> None:
         outcomes = decide(candidates, logits) if candidates else []
         decided = {c.sequence.id: (c, outcome) for c, outcome in zip(candidates, outcomes, strict=True)}
-        topk = TopK.of(logits, self._tracing.topk) if self._tracing is not None and candidates else None
+        topk = None
+        if self._tracing is not None and candidates:
+            kept = [row for c, o in decided.values() for row in range(c.first, c.first + len(o.token_ids))]
+            topk = TopK.of(logits, self._tracing.topk, kept)
         first = 0
         for work in works:
             sequence = work.sequence
@@ -297,6 +301,7 @@ class Engine:
 
     def _count(self, sequence: Sequence, gamma: int, accepted: int, tested: int, emitted: int, version: str) -> None:
         domain, add = sequence.request.domain, self.counters.add
+        self.domains[domain] = None
         add("steps", domain=domain)
         add("emitted", emitted, domain=domain)
         if not gamma:

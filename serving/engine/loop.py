@@ -17,11 +17,10 @@ from serving.engine.engine import Engine
 from serving.engine.events import Ending, Event, RequestStats
 from serving.engine.request import GenerationRequest
 from serving.engine.sequence import Sequence
-from shared.counters import Counters
 from shared.errors import NotReady, Overloaded
 
 log = logging.getLogger(__name__)
-_Deliver = Callable[[Event], None]
+_Events = asyncio.Queue[Event]
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,25 @@ class EngineSnapshot:
     counters: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Address:
+    """Where a request's events go."""
+
+    loop: asyncio.AbstractEventLoop
+    events: _Events
+
+
 class EngineLoop:
     """Runs an engine for many asyncio callers. `listen` must be the engine's listener."""
 
     def __init__(self, engine: Engine, *, max_queue: int) -> None:
         self._engine, self._max_queue = engine, max_queue
         self._wake = threading.Condition()
-        self._arrived: list[tuple[GenerationRequest, _Deliver]] = []
+        self._arrived: list[tuple[GenerationRequest, _Address]] = []
         self._cancelled: set[str] = set()
         self._between: list[Callable[[Engine], None]] = []
-        self._deliver: dict[str, _Deliver] = {}
+        self._addresses: dict[str, _Address] = {}
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_Events, Event]]] = {}  # of this round
         self._sequences: dict[str, Sequence] = {}
         self._stopping = self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -76,19 +84,12 @@ class EngineLoop:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Deltas, then exactly one Ending. Closing the iterator early cancels the request."""
         self.check(request)
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def deliver(event: Event) -> None:
-            try:
-                loop.call_soon_threadsafe(events.put_nowait, event)
-            except RuntimeError:  # the caller's event loop is closed: nobody listens any more
-                log.debug("nobody waits for %s", request.id)
-
+        events: _Events = asyncio.Queue()
+        address = _Address(asyncio.get_running_loop(), events)
         with self._wake:
             if self._stopping:
                 raise NotReady("This replica is shutting down and takes no new requests. Try again.")
-            self._arrived.append((request, deliver))
+            self._arrived.append((request, address))
             self._wake.notify()
         ended = False
         try:
@@ -114,12 +115,12 @@ class EngineLoop:
 
     def listen(self, sequence: Sequence, event: Event) -> None:
         """The engine's listener."""
-        deliver = self._deliver.get(sequence.id)
+        address = self._addresses.get(sequence.id)
         if isinstance(event, Ending):
-            self._deliver.pop(sequence.id, None)
+            self._addresses.pop(sequence.id, None)
             self._sequences.pop(sequence.id, None)
-        if deliver is not None:
-            deliver(event)
+        if address is not None:
+            self._post(address, event)
 
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until all is answered; False when time ran out."""
@@ -149,8 +150,8 @@ class EngineLoop:
                 cancelled, self._cancelled = self._cancelled, set()
                 between, self._between = self._between, []
                 stopping = self._stopping
-                for request, deliver in arrived:  # under the lock: whoever drains sees a request here or there
-                    self._deliver[request.id] = deliver
+                for request, address in arrived:  # under the lock: whoever drains sees a request here or there
+                    self._addresses[request.id] = address
                     self._sequences[request.id] = self._engine.add(request)
             for name in cancelled & self._sequences.keys():
                 self._sequences[name].cancelled = True
@@ -158,10 +159,24 @@ class EngineLoop:
                 self._guard(lambda action=action: action(self._engine))  # type: ignore[misc]
             if stopping:
                 self._cancel_all()
+                self._send()
                 self._snapshot = self._look()
                 return
             self._guard(self._engine.step)
+            self._send()
             self._snapshot = self._look()
+
+    def _post(self, address: _Address, event: Event) -> None:
+        self._outbox.setdefault(address.loop, []).append((address.events, event))
+
+    def _send(self) -> None:
+        """Wake each event loop once a round, however many of its requests have news."""
+        for loop, posts in self._outbox.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, posts)
+            except RuntimeError:  # the callers' event loop is closed: nobody listens any more
+                log.debug("nobody waits for %d events", len(posts))
+        self._outbox = {}
 
     def _guard(self, action: Callable[[], None]) -> None:
         """A defect in a round ends the requests in it, clearly, and leaves an engine that serves the next ones."""
@@ -176,21 +191,25 @@ class EngineLoop:
             self._engine.end(sequence, "cancelled", "the replica is shutting down")
         with self._wake:
             left, self._arrived = self._arrived, []
-        for request, deliver in left:
+        for request, address in left:
             message = "the replica is shutting down"
-            deliver(Ending("cancelled", len(request.prompt_ids), 0, RequestStats(), message))
+            self._post(address, Ending("cancelled", len(request.prompt_ids), 0, RequestStats(), message))
 
     def _look(self) -> EngineSnapshot:
         engine = self._engine
         drafter = engine.drafter
-        domains = Counters(engine.counters.fields).tag_values("domain")
         return EngineSnapshot(
             running=len(engine.scheduler.running),
             waiting=len(engine.scheduler.waiting),
             blocks_free=engine.allocator.free,
             blocks_total=engine.allocator.num_blocks,
             drafter_version=drafter.version if drafter is not None else "",
-            alpha_by_domain={domain: engine.controller.alpha(domain) for domain in domains},
+            alpha_by_domain={domain: engine.controller.alpha(domain) for domain in engine.domains},
             draining=self._draining or self._stopping,
             counters=dict(engine.counters.fields),
         )
+
+
+def _put_all(posts: list[tuple[_Events, Event]]) -> None:
+    for events, event in posts:
+        events.put_nowait(event)

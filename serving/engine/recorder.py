@@ -7,6 +7,7 @@ positions that the target read, in order, rejected drafts left out.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,17 +22,20 @@ from shared.trace import Kind, Round, TraceRecord
 
 @dataclass(frozen=True)
 class TopK:
-    """The target's raw distribution at rows of a step."""
+    """The target's raw distribution at those rows of a step that commit a token."""
 
-    ids: Tensor  # [rows, k]
-    logprobs: Tensor  # [rows, k]
-    lse: Tensor  # [rows]
+    ids: Tensor  # [kept, k]
+    logprobs: Tensor  # [kept, k]
+    lse: Tensor  # [kept]
+    place: dict[int, int]  # row of the step -> row here
 
     @classmethod
-    def of(cls, logits: Tensor, k: int) -> TopK:  # [rows, vocab]
+    def of(cls, logits: Tensor, k: int, rows: Sequence[int]) -> TopK:  # [step's rows, vocab]
+        if len(rows) < len(logits):
+            logits = logits[list(rows)]
         lse = logits.logsumexp(-1)
         values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
-        return cls(ids.cpu(), (values - lse[:, None]).cpu(), lse.cpu())
+        return cls(ids.cpu(), (values - lse[:, None]).cpu(), lse.cpu(), {row: i for i, row in enumerate(rows)})
 
 
 @dataclass
@@ -57,7 +61,7 @@ class Recorder:
         self.probs.append(prob)
         before, after = int(position * self.position_share), int((position + 1) * self.position_share)
         if kind is Kind.RECOVERED or after > before:
-            self.topk.append((position, topk, row))
+            self.topk.append((position, topk, topk.place[row]))
 
     def reject(self, position: int, draft_id: int, prob: float) -> None:
         self.rejected.append((position, draft_id))
