@@ -37,13 +37,14 @@ class Judged:
     id: str
     domain: str
     seeded: bool  # accepts by coupling, a little less often than this estimate: count it apart
-    positions: int  # committed positions from 1 on; 0 of a constrained request, which is not judged
+    positions: int  # committed positions from 1 on; 0 when constrained
     first: float  # acceptances at depth 1, summed over all `positions`
     accepted: float  # expected, had rounds of gamma drafts served the request from position 1 on
     tested: float
     steps: float
     rounds_accepted: float = 0.0  # expected of the rounds that really served the request, had this drafter drafted them
     rounds_tested: float = 0.0
+    constrained: bool = False  # by masks that are not in the record: not judged
 
 
 @torch.no_grad()
@@ -120,6 +121,7 @@ def _judged(example: Example, by_depth: NDArray[np.float64], gamma: int) -> Judg
         steps=expected.steps,
         rounds_accepted=rounds[0],
         rounds_tested=rounds[1],
+        constrained=record.sampling.constrained,
     )
 
 

@@ -264,6 +264,7 @@ class LearnerLoop:
                     **parts.consumer.counters.fields,
                     "features_crowded_out": self.inbox.crowded_out,
                     "versions_unknown": parts.measurer.unknown_versions,
+                    "requests_constrained": parts.measurer.constrained,
                 },
             }
         return found | {"mlflow": self._journal.status()}

@@ -24,9 +24,11 @@ class Measurer:
     def __init__(self, base: Base, bank: DrafterBank, *, gamma: int, champion: Callable[[], str]) -> None:
         self._base, self._bank, self._gamma, self._champion = base, bank, gamma, champion
         self.unknown_versions = 0  # requests judged by the champion because their drafter is not known any more
+        self.constrained = 0  # requests that cannot be judged: a grammar or min_tokens masked their tokens
 
     def measure(self, examples: Sequence[Example]) -> list[Measured]:
         """One for each example, in order. Raises TraceError for features that do not fit."""
+        self.constrained += sum(1 for example in examples if example.record.sampling.constrained)
         gammas = [typical_gamma(example.record, self._gamma) for example in examples]
         versions = [self._version(example.record) for example in examples]
         static = judge_each(self._base.module, examples, gammas, self._base.token_count)

@@ -15,8 +15,9 @@ from learner.example import Example
 from shared.acceptance import replay
 from shared.sampling import filtered_probs
 from shared.trace import Sampling
-from tests.learner.records import random_example, random_record, tiny_head
+from tests.learner.records import VOCAB, random_example, random_record, tiny_head
 from tests.learner.test_unroll import drafted_logits
+from tests.oracle import penalised
 from tests.tiny import build_tiny_model
 
 GAMMA = 3
@@ -24,6 +25,7 @@ SAMPLINGS = [
     Sampling(),
     Sampling(temperature=0.7, top_k=8, top_p=0.9),
     Sampling(temperature=1.3, min_p=0.1, seeded=True),
+    Sampling(presence_penalty=0.9, frequency_penalty=0.4, repetition_penalty=1.5, logit_bias=((4, 3.0), (5, 1.0))),
 ]
 
 
@@ -31,7 +33,7 @@ SAMPLINGS = [
 def test_counts_equal_the_rounds_walked_by_hand() -> None:
     head = tiny_head(spread=0.15)
     examples = [
-        random_example(seed, prompt=prompt, outputs=outputs, sampling=SAMPLINGS[seed % 3])
+        random_example(seed, prompt=prompt, outputs=outputs, sampling=SAMPLINGS[seed % 4])
         for seed, (prompt, outputs) in enumerate([(6, 8), (1, 7), (9, 2), (4, 12), (3, 5), (2, 6)])
     ]
     found = judge(head, examples, GAMMA)
@@ -46,7 +48,10 @@ def test_counts_equal_the_rounds_walked_by_hand() -> None:
                 if token not in draft_ids:
                     continue
                 logits = drafted_logits(head, example, prompt + s - 2, j + 1)
-                q = filtered_probs(logits.unsqueeze(0), record.sampling)[0, draft_ids.index(token)]
+                spread = torch.full((VOCAB,), -torch.inf).index_copy(0, head.draft_ids, logits)
+                seen = record.output_ids[: s + j].tolist()
+                logits = torch.tensor(penalised(spread.tolist(), record.sampling, record.prompt_ids.tolist(), seen))
+                q = filtered_probs(logits.unsqueeze(0), record.sampling)[0, token]
                 acceptance[s - 1, j] = min(1.0, float(q) / record.probs[s + j])
         expected = replay(acceptance)
         assert (judged.id, judged.domain, judged.seeded) == (record.id, "chat", record.sampling.seeded)
@@ -80,6 +85,16 @@ def test_a_drafter_that_is_the_target_is_always_accepted(tmp_path: Path) -> None
         assert judged.first == pytest.approx(16, abs=1e-2)
         assert judged.tested == pytest.approx(judged.accepted, abs=1e-2)
         assert judged.steps == pytest.approx(4, abs=1e-2)  # 16 tokens, 3 accepted and a bonus each
+
+
+def test_constrained_requests_are_not_judged() -> None:
+    """Their masks are not in the record; they count as requests of no position."""
+    head = tiny_head()
+    free, bound = (random_example(0, sampling=Sampling(constrained=constrained)) for constrained in (False, True))
+    judged = judge(head, [free, bound], GAMMA)
+    assert judged[0].positions > 0
+    assert (judged[1].positions, judged[1].first, judged[1].tested, judged[1].rounds_tested) == (0, 0.0, 0.0, 0.0)
+    assert [j.constrained for j in judged] == [False, True]
 
 
 def test_a_padded_vocabulary_is_masked_as_in_serving(tmp_path: Path) -> None:
