@@ -1,4 +1,4 @@
-"""`serve.yaml` as KubeRay would send it, deployed on a real Ray Serve with a tiny target in the place of the large one."""
+"""`serve.yaml` as KubeRay would send it, deployed on a real Ray Serve with a tiny target in place of the large one."""
 
 from __future__ import annotations
 
