@@ -39,6 +39,8 @@ class RmsNorm:
 
     def __call__(self, x: Tensor) -> Tensor:  # [..., n]
         if x.is_cuda:
+            if self._weight.ndim == 1:
+                return F.rms_norm(x, (self._n,), self._weight, self._eps)
             return F.rms_norm(x, (self._n,), eps=self._eps) * self._weight
         return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._floor)).mul_(self._scaled)
 

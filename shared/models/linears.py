@@ -106,7 +106,7 @@ class Bf16Linear(PackedLinear):
         if len(rows) <= _BF16_ROWS:
             out = self._call(rows)
         else:
-            out = torch.cat([self._call(part) for part in rows.split(_BF16_ROWS)])
+            out = torch.cat([self._call(part) for part in torch.split(rows, _BF16_ROWS)])
         out = out.view(*x.shape[:-1], self.out_features).float()
         return out if self._bias is None else out + self._bias
 
@@ -167,7 +167,7 @@ def _return_freed_memory() -> None:
 
 def _pack(linear: nn.Linear, weights: WeightKind) -> PackedLinear:
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-    packed = _PACKED[weights](weight, bias)
+    packed: PackedLinear = _PACKED[weights](weight, bias)
     packed.train(linear.training)
     return packed
 
