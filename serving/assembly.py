@@ -47,6 +47,7 @@ def assemble(config: Config) -> Assembly:
         fixed=None if gamma == "auto" else int(gamma),
         most=config.drafter.gamma_max,
         exploration=config.drafter.exploration,
+        cut=config.drafter.confidence_cut,
     )
     if gamma == "auto":
         calibrate(paged, controller, rows=engine.max_batch * (1 + config.drafter.gamma_max))

@@ -39,6 +39,7 @@ class DrafterConfig:
     gamma: Gamma = "auto"
     gamma_max: int = 4
     exploration: float = 0.005  # least share of rounds that speculate under gamma auto
+    confidence_cut: bool = True  # under gamma auto, a draft ends early where the drafter itself doubts it
     swap_poll_s: float = 1.0  # seconds between looks at the champion pointer
 
 

@@ -24,6 +24,7 @@ class DraftJob:
 
     sequence: Sequence
     gamma: int
+    least: float = 0.0  # chance that all drafts so far hold under which no further one is drawn; 0: do not ask
 
 
 class Drafter(Protocol):

@@ -2,7 +2,8 @@
 
 Owns the tokens and the distributions that drew them, level by level; the drafter owns how logits come about. Greedy
 rows are one argmax, seeded rows meet the noise that the target will use for the ids of their columns, the others are
-drawn together. A chain ends early only where its context leaves the drafter's columns nothing to say (law 2).
+drawn together. A chain ends early only by its contexts (law 2): where they leave the drafter's columns nothing to say,
+or behind a token, when the drafter was too unsure of the contexts up to it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ class Chains:
         self._jobs, self._vocabulary = jobs, vocabulary
         self.tokens: list[list[int]] = [[] for _ in jobs]  # target ids
         self._probs: list[list[Tensor]] = [[] for _ in jobs]  # [columns] each, of drawn requests
+        self._asked = any(job.least > 0 for job in jobs)
+        self._chance = [1.0] * len(jobs)  # product of the largest probabilities of the contexts drawn from
         self.active = list(range(len(jobs)))
 
     def extend(self, logits: Tensor) -> list[int]:  # [active, columns]
         """Pick one token for every active chain. Returns the rows of those that go on, which are active now."""
         picks = self._pick(logits)
+        sure = _sureness(logits) if self._asked else []
         going = []
         for row, index in enumerate(self.active):
             if picks[row] is None:
                 continue
             self.tokens[index].append(picks[row])  # type: ignore[arg-type]
-            if len(self.tokens[index]) < self._jobs[index].gamma:
+            if self._asked:
+                self._chance[index] *= sure[row]
+            job = self._jobs[index]
+            if len(self.tokens[index]) < job.gamma and self._chance[index] >= job.least:
                 going.append(row)
         self.active = [self.active[row] for row in going]
         return going
@@ -45,9 +52,12 @@ class Chains:
     def drafts(self, version: str, vocab_size: int) -> list[Draft]:
         """One for each job, in order."""
         return [
-            Draft.chain(tokens, self._spread(rows, vocab_size) if rows else None, version)
-            for tokens, rows in zip(self.tokens, self._probs, strict=True)
+            Draft.chain(tokens, self._spread(rows, vocab_size) if rows else None, version, self._chance_of(index))
+            for index, (tokens, rows) in enumerate(zip(self.tokens, self._probs, strict=True))
         ]
+
+    def _chance_of(self, index: int) -> float | None:
+        return self._chance[index] if self._asked and self._jobs[index].least > 0 else None
 
     def _pick(self, logits: Tensor) -> list[int | None]:  # [active, columns] -> target ids
         logits, open_ = self._processed(logits)
@@ -111,3 +121,9 @@ class Chains:
 
 def _some(logits: Tensor, rows: Seq[int]) -> Tensor:
     return logits if len(rows) == len(logits) else logits[rows]
+
+
+def _sureness(logits: Tensor) -> list[float]:  # [rows, columns] -> [rows]
+    """The largest probability of each row, before any request's own processing."""
+    found: list[float] = (logits.amax(-1) - logits.logsumexp(-1)).exp().tolist()
+    return found

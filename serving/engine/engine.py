@@ -220,7 +220,7 @@ class Engine:
         return {sequence.id: gamma for sequence, gamma in zip(able, gammas, strict=True)}
 
     def _draft(self, works: list[Work]) -> dict[str, Draft]:
-        jobs = [DraftJob(work.sequence, work.gamma) for work in works if work.gamma]
+        jobs = [DraftJob(work.sequence, work.gamma, work.sequence.stats.recent.least) for work in works if work.gamma]
         if not jobs or self.drafter is None:
             return {}
         if self.prefix is not None:
@@ -290,6 +290,8 @@ class Engine:
             gain = commit(candidate, outcome, topk, version, self.target.loaded.eos_token_ids, logits)
             self._keep(sequence)
             self._count(sequence, gamma, gain.accepted, gain.tested, gain.tokens, version)
+            if candidate.draft is not None and candidate.draft.chance is not None:
+                self.controller.observe_chance(candidate.draft.chance, outcome.accepted == gamma)
             if gain.delta.text or gain.delta.token_ids:
                 self._listener(sequence, gain.delta)
             if gain.ended is not None:

@@ -19,11 +19,12 @@ class Draft:
     parents: tuple[int, ...]
     probs: Tensor | None  # [drafts, vocab] float32
     version: str
+    chance: float | None = None  # that all of it holds, as the drafter sees it; None: it was not asked
 
     @classmethod
-    def chain(cls, token_ids: list[int], probs: Tensor | None, version: str) -> Draft:
+    def chain(cls, token_ids: list[int], probs: Tensor | None, version: str, chance: float | None = None) -> Draft:
         """A tree with one branch."""
-        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), probs, version)
+        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), probs, version, chance)
 
     @property
     def gamma(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from serving.spec.costs import RoundCosts
+from serving.spec.cut import ConfidenceCut
 from serving.spec.rates import Domain, Rates, request_rate
 
 _ENTER = 1.02  # plain decoding is left only for a gain beyond the noise of the measured costs
@@ -24,11 +25,12 @@ _EXPLORE_ROUNDS = 4  # an exploring request drafts so many rounds in a row: one 
 class Recent:
     """What the controller keeps of a request while it runs. Compared by identity."""
 
-    __slots__ = ("exploring", "gamma", "rate", "version")
+    __slots__ = ("exploring", "gamma", "least", "rate", "version")
 
     def __init__(self) -> None:
         self.rate = request_rate()
         self.gamma = 0  # of the last choice
+        self.least = 0.0  # chance of the drafts so far under which it pays to stop, as the drafter names chances
         self.exploring = 0  # rounds of exploration that are left
         self.version = 0  # the controller's count of drafters when `rate` was begun
 
@@ -44,10 +46,11 @@ class Asking:
 
 
 class GammaController:
-    """Chooses gammas; `fixed` turns the choice off."""
+    """Chooses gammas; `fixed` turns the choice off. With `cut`, a chosen gamma may end early for want of confidence."""
 
-    def __init__(self, *, fixed: int | None, most: int, exploration: float) -> None:
+    def __init__(self, *, fixed: int | None, most: int, exploration: float, cut: bool = False) -> None:
         self.most, self.costs = most, RoundCosts()
+        self._cut = ConfidenceCut() if cut else None
         self._fixed, self._exploration = fixed, exploration
         self._rates = Rates()
         self._version = 0
@@ -57,6 +60,8 @@ class GammaController:
     def new_version(self) -> None:
         """Another drafter serves from now on: what is known of the old one's acceptance is forgotten."""
         self._rates.forget()
+        if self._cut is not None:
+            self._cut = ConfidenceCut()
         self._version += 1
         self._group = []
 
@@ -66,6 +71,11 @@ class GammaController:
         if recent is not None:
             self._refresh(recent)
             recent.rate.add(accepted, tested)
+
+    def observe_chance(self, chance: float, held: bool) -> None:
+        """A draft that ended with this chance was accepted as a whole, or not."""
+        if self._cut is not None:
+            self._cut.observe(chance, held)
 
     def alpha(self, domain: str) -> float:
         return self._rates.alpha(domain)
@@ -110,8 +120,24 @@ class GammaController:
         else:
             least = max(standing * _CHANGE, idle * _ENTER)
         gammas, rate = self._best(alphas, limits, plain)
-        for one, gamma in zip(asking, gammas if rate > least else present, strict=True):
+        chosen = gammas if rate > least else present
+        for one, gamma in zip(asking, chosen, strict=True):
             one.recent.gamma = gamma
+        if self._cut is not None and any(chosen):
+            self._set_least(self._cut, asking, alphas, chosen, plain)
+
+    def _set_least(
+        self, cut: ConfidenceCut, asking: Sequence[Asking], alphas: Sequence[float], gammas: Sequence[int], plain: int
+    ) -> None:
+        """One more draft earns (chance that those before hold) * alpha tokens, and costs what it costs at this rate."""
+        batch, drafting = len(asking) + plain, sum(1 for gamma in gammas if gamma)
+        rows = batch + sum(gammas)
+        tokens = plain + sum(_tokens(alpha, gamma) for alpha, gamma in zip(alphas, gammas, strict=True))
+        seconds = self.costs.draft_further(drafting) / drafting
+        seconds += max(self.costs.target(batch, rows) - self.costs.target(batch, rows - 1), 0.0)
+        needed = seconds * tokens / self.step_seconds(gammas, plain)
+        for one, alpha in zip(asking, alphas, strict=True):
+            one.recent.least = cut.least(needed / max(alpha, 1e-3))
 
     def _best(self, alphas: Sequence[float], limits: Sequence[int], plain: int) -> tuple[list[int], float]:
         """Of each depth the best batch, adding drafts in the order of what they earn; of these the best."""
