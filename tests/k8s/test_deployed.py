@@ -20,6 +20,7 @@ from tests.k8s.kustomize import overlay
 from tests.k8s.pods import ray_service
 from tests.learner.traffic import TinyServing
 
+pytestmark = pytest.mark.slow  # replicas and learners start, and start again
 WITHIN_S = 240.0  # each replica imports torch, on a machine that is busy
 
 
