@@ -65,8 +65,12 @@ class SequenceReads:
         if blocks is not None:
             width = pool.shape[1]
             copied = pool.view(-1, self._size * width).index_select(0, blocks).view(-1, width)
+        sources = [copied if span.copied else pool for span in spans]
+        if len(spans) == len(query) and not softcap:
+            return _decode(spans, sources, query, kv_heads, scale)
         outputs = [
-            self._read(span, copied if span.copied else pool, query, kv_heads, scale, window, softcap) for span in spans
+            self._read(span, source, query, kv_heads, scale, window, softcap)
+            for span, source in zip(spans, sources, strict=True)
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -89,11 +93,9 @@ class SequenceReads:
         self, span: _Span, source: Tensor, query: Tensor, kv_heads: int, scale: float, window: int, softcap: float
     ) -> Tensor:  # [count, heads * value_dim]
         heads, dim = query.shape[1:]
-        width, count, length = source.shape[1], span.count, span.length
-        value_dim = width // kv_heads - dim
-        where = span.slot * width
-        k = source.as_strided((1, kv_heads, length, dim), (0, dim, width, 1), where)
-        v = source.as_strided((1, kv_heads, length, value_dim), (0, value_dim, width, 1), where + kv_heads * dim)
+        count = span.count
+        k, v = _keys_and_values(span, source, kv_heads, dim)
+        value_dim = v.shape[-1]
         rows = query if count == len(query) else query[span.first : span.first + count]
         if softcap or count <= _SHORT:
             per_kv = heads // kv_heads
@@ -131,3 +133,25 @@ class SequenceReads:
                 found += hidden.tril(span.start - span.low - window)
             found = self._masks[key] = found.repeat_interleave(per_kv, 0) if per_kv > 1 else found
         return found
+
+
+def _decode(spans: list[_Span], sources: list[Tensor], query: Tensor, kv_heads: int, scale: float) -> Tensor:
+    """One row of each sequence, which sees all its keys: few operations for each."""
+    heads, dim = query.shape[1:]
+    rows = torch.split(query.view(len(spans), kv_heads, heads // kv_heads, dim), 1)
+    outputs = [
+        F.scaled_dot_product_attention(row, *_keys_and_values(span, source, kv_heads, dim), scale=scale)
+        for row, span, source in zip(rows, spans, sources, strict=True)
+    ]
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, kv_heads, heads / kv_heads, value_dim]
+    return out.reshape(len(spans), -1)
+
+
+def _keys_and_values(
+    span: _Span, source: Tensor, kv_heads: int, dim: int
+) -> tuple[Tensor, Tensor]:  # [1, kv_heads, length, dim], [1, kv_heads, length, value_dim], where they lie
+    width = source.shape[1]
+    value_dim, where = width // kv_heads - dim, span.slot * width
+    k = source.as_strided((1, kv_heads, span.length, dim), (0, dim, width, 1), where)
+    v = source.as_strided((1, kv_heads, span.length, value_dim), (0, value_dim, width, 1), where + kv_heads * dim)
+    return k, v

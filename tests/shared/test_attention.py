@@ -20,6 +20,7 @@ SEGMENTS = [
     Segment(list(range(30, 40)), 0, 37),
     Segment([60, 70, 61, 71, 62, 72, 63, 73, 64, 74, 65], 4, 36),
 ]
+DECODING = [Segment([3, 4, 5], 9, 1), Segment([20, 8, 14, 9], 15, 1), Segment([2, 1], 0, 1)]
 
 
 def filled(seed: int = 0) -> tuple[PagedKV, Tensor]:
@@ -56,19 +57,20 @@ def oracle(pool: Tensor, query: Tensor, segments: list[Segment], window: int, so
     return torch.stack(found).view(len(query), HEADS * VALUE_DIM)
 
 
+@pytest.mark.parametrize("segments", [SEGMENTS, DECODING], ids=["mixed", "decoding"])
 @pytest.mark.parametrize("reads", [SequenceReads, BatchedReads])
 @pytest.mark.parametrize("window", [0, 6])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_every_row_sees_its_own_sequence_up_to_itself(
-    reads: type[SequenceReads | BatchedReads], window: int, softcap: float
+    segments: list[Segment], reads: type[SequenceReads | BatchedReads], window: int, softcap: float
 ) -> None:
     kv, pool = filled()
-    query, new = rows(SEGMENTS)
-    plan = AttentionPlan(kv, SEGMENTS, CPU)
-    plan._reads = reads(SEGMENTS, BLOCK, CPU)
+    query, new = rows(segments)
+    plan = AttentionPlan(kv, segments, CPU)
+    plan._reads = reads(segments, BLOCK, CPU)
     out = plan.attend(0, query, new, kv_heads=KV_HEADS, scale=0.3, window=window, softcap=softcap)
     assert torch.equal(pool[plan.slots], new), "keys and values of the rows are in their slots"
-    expected = oracle(pool, query, SEGMENTS, window, softcap, 0.3)
+    expected = oracle(pool, query, segments, window, softcap, 0.3)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)  # fp32 sums in another order
 
 
