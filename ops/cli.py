@@ -34,6 +34,7 @@ COMMANDS = {
     "config": Command("ops.show_config", "show the effective configuration and where each value comes from"),
     "keys": Command("ops.keys", "make, list and revoke API keys"),
     "demo": Command("ops.demo", "watch α fall at a drift of the traffic and come back"),
+    "report": Command("ops.report", "which drafts are rejected: an atlas of the live stream or of recorded traces"),
     "plan": Command("ops.plan", "replicas, devices and cost for a load, from a model's config and a device's figures"),
     "bench": Command("ops.bench", "measure ours and others side by side on this machine"),
     "loadgen": Command("ops.loadgen", "send load to any OpenAI-compatible server and say what its users saw"),

@@ -118,6 +118,10 @@ class Store:
         """(id, data) of up to `count` records; see `TraceStream.read`."""
         return self._stream.read(consumer, count=count, block_ms=block_ms)
 
+    def peek_traces(self, after: str, *, count: int) -> list[Record]:
+        """Records for a reader that takes none; see `TraceStream.peek`."""
+        return self._stream.peek(after, count)
+
     def acknowledge(self, ids: Sequence[str]) -> None:
         """Says that these records are safe in the learner's durable buffer."""
         self._stream.acknowledge(ids)

@@ -130,6 +130,12 @@ class TraceStream:
             self.trim_half()
             raise
 
+    def peek(self, after: str, count: int) -> list[Record]:
+        """Up to `count` records later than the id `after` ("": from the oldest), acknowledged or not; takes none."""
+        start = f"({after}" if after else "-"
+        found: Any = self._link.run(lambda client: client.xrange(self._stream, start, "+", count))
+        return [(id.decode(), fields[b"d"]) for id, fields in found]
+
     def trim_half(self) -> None:
         """Gives half of the traces up, so that a full server can take what matters more."""
         length = self._link.run(lambda client: client.xlen(self._stream))
