@@ -45,6 +45,8 @@ def _speeds(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         )
     _batches(axes, rows)
     axes.set_yscale("log")
+    for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatted(lambda value, _: f"{value:g}")
     axes.set_title("tokens a second: median, least and most", loc="left", fontsize=10, color=_INK)
     if rows:
         axes.legend(frameon=False, fontsize=8, labelcolor=_INK)
