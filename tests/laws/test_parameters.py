@@ -56,7 +56,13 @@ def test_the_plain_path_follows_the_reference(reference: Reference, alone: Mappi
     assert set(reasons) == {("stop", "NoneType"), ("stop", "int"), ("stop", "str"), ("length", "NoneType")}
 
 
-@pytest.mark.parametrize(("turn", "kind"), list(enumerate(KINDS)), ids=KINDS)
+@pytest.mark.parametrize(
+    ("turn", "kind"),
+    [
+        pytest.param(turn, kind, id=kind, marks=() if kind in ("eagle3", "model") else pytest.mark.slow)
+        for turn, kind in enumerate(KINDS)
+    ],
+)
 def test_200_mixed_requests_together(
     bench: Bench, reference: Reference, alone: Mapping[str, Answer], turn: int, kind: str
 ) -> None:
