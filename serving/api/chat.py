@@ -95,5 +95,5 @@ def _apply(tokenizer: Any, turns: Sequence[dict[str, Any]], tools: Sequence[dict
 
     try:
         return tokenizer.apply_chat_template(list(turns), tools=list(tools) or None, add_generation_prompt=True, **how)
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error

@@ -16,18 +16,26 @@ from serving.api.schema import ChatCompletionRequest, Generation
 from serving.engine.request import Grammar
 from shared.errors import RequestError
 
+_DEEPEST = 100  # objects and arrays within each other in a schema; the grammar library reads no more than 128
+# What a schema may count in all. Items and properties are dear: ten thousand of them take the library ten seconds.
+_MOST_ITEMS, _ITEMS = 2_000, ("minItems", "maxItems", "minProperties", "maxProperties")
+_MOST_LETTERS, _LETTERS = 100_000, ("minLength", "maxLength")
 _META = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~])")
 
 
 def grammar_of(body: Generation) -> tuple[Grammar | None, str]:
     """(the grammar, the field to blame if it cannot be compiled). Raises RequestError."""
     if isinstance(body, ChatCompletionRequest) and body.calling == "forced":
+        for index, tool in enumerate(body.tools or ()):
+            require_modest(tool.function.parameters, f"tools[{index}].function.parameters")
         several = body.parallel_tool_calls is not False
         return Grammar("json_schema", json.dumps(calls_schema(body.forced_tools, several=several))), "tools"
     if isinstance(body.format, JsonObjectFormat):
         return Grammar("json_object"), "response_format"
     if isinstance(body.format, JsonSchemaFormat):
-        return Grammar("json_schema", json.dumps(body.format.json_schema.schema_)), "response_format"
+        schema = body.format.json_schema.schema_
+        require_modest(schema, "response_format.json_schema.schema")
+        return Grammar("json_schema", json.dumps(schema)), "response_format"
     if body.structured_outputs is not None:
         return _of_structured_outputs(body.structured_outputs), "structured_outputs"
     return None, ""
@@ -42,15 +50,40 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
         return Grammar("regex", "|".join(_META.sub(r"\\\1", choice) for choice in wanted.choice))
     if wanted.json_ is None:
         return Grammar("json_object")
-    if isinstance(wanted.json_, str):
+    schema: Any = wanted.json_
+    if isinstance(schema, str):
         try:
-            schema = json.loads(wanted.json_)
-        except ValueError as error:
-            raise RequestError(
-                f"'structured_outputs.json' is not JSON: {error}.", param="structured_outputs.json"
-            ) from error
-        return Grammar("json_schema", json.dumps(schema))
-    return Grammar("json_schema", json.dumps(wanted.json_))
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            message = f"'structured_outputs.json' is not JSON: {error}."
+            raise RequestError(message, param="structured_outputs.json") from error
+    require_modest(schema, "structured_outputs.json")
+    return Grammar("json_schema", json.dumps(schema))
+
+
+def require_modest(schema: Any, param: str) -> None:
+    """Raises RequestError for a schema that would cost the service more than any answer is worth."""
+    level, items, letters = [schema], 0.0, 0.0
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+                items += _sum(item, _ITEMS)
+                letters += _sum(item, _LETTERS)
+            elif isinstance(item, list):
+                below += item
+        if items > _MOST_ITEMS or letters > _MOST_LETTERS:
+            most = f"{_MOST_ITEMS} items and properties and {_MOST_LETTERS} letters"
+            raise RequestError(f"'{param}' counts more than {most} in all. Leave such bounds out.", param=param)
+        if not below:
+            return
+        level = below
+    raise RequestError(f"'{param}' is nested more than {_DEEPEST} deep. Flatten it.", param=param)
+
+
+def _sum(schema: dict[str, Any], names: Sequence[str]) -> float:
+    return sum(schema[name] for name in names if isinstance(schema.get(name), int | float))
 
 
 def calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:

@@ -170,6 +170,19 @@ def test_a_serve_config_file_may_name_settings() -> None:
         build({"serve.replica": "2"})
 
 
+def test_a_serve_config_file_always_asks_for_keys() -> None:
+    """It says itself where Serve listens, so our own `serve.host` tells nothing."""
+    bound = build({})._bound_deployment
+    assert bound.init_args[0]["serve"]["auth"] == "keys"
+    with pytest.raises(ConfigError, match=r"serve\.auth"):
+        build({"serve.auth": "off"})
+
+
+def test_the_world_is_not_served_without_keys(ready: str, home: Path) -> None:
+    with pytest.raises(ConfigError, match="redraft keys add"):
+        deploy(config_from_flat({"home": str(home), "serve.host": "0.0.0.0"}), load=load_fake_replica)
+
+
 def test_a_port_in_use_is_named(address: str) -> None:
     shutdown()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=r"serve\.port"):

@@ -70,7 +70,7 @@ def serve(service: Service) -> Iterator[Callable[[], str]]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         running.append((server, thread))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not server.started:
             assert time.monotonic() < deadline, "the test server did not start"
             time.sleep(0.01)

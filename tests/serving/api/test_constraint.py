@@ -13,6 +13,7 @@ from serving.api.constraint import calls_schema, grammar_of
 from serving.api.formats import Tool
 from serving.api.schema import ChatCompletionRequest
 from serving.engine.request import Grammar
+from shared.errors import RequestError
 
 
 def grammar(**fields: Any) -> tuple[Grammar | None, str]:
@@ -106,3 +107,31 @@ def test_a_tools_own_definitions_are_still_found_within_the_whole() -> None:
     assert not check.is_valid({"name": "a", "arguments": {"root": {"next": {"n": "one"}}}})
     assert check.is_valid({"name": "b", "arguments": {"x": "text"}})
     assert not check.is_valid({"name": "b", "arguments": {"x": {}}})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("schema", [nested(150), {"maxItems": 10**9}, {"properties": {"a": {"minLength": 10**6}}}])
+def test_a_schema_that_would_cost_too_much_is_refused(schema: dict[str, Any]) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields, param in (
+        ({"response_format": named}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"json": schema}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": json.dumps(schema)}}, "structured_outputs.json"),
+        ({"tools": [tool("f", schema)], "tool_choice": "required"}, "tools[0].function.parameters"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            grammar(**fields)  # type: ignore[arg-type]
+        assert refused.value.param == param
+    assert grammar(structured_outputs={"json": nested(90)})[0] is not None
+    assert grammar(structured_outputs={"json": {"maxItems": 2_000, "default": 10**9}})[0] is not None
+
+
+def test_a_schema_in_text_may_be_any_text() -> None:
+    with pytest.raises(RequestError, match="not JSON"):
+        grammar(structured_outputs={"json": "[" * 100_000})

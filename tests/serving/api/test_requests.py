@@ -92,7 +92,9 @@ async def test_chat_goes_through_the_models_template(http: httpx.AsyncClient, lo
     assert tokenizer.decode(loop.seen[0].prompt_ids) == expected
 
 
-async def test_the_domain_reaches_the_engine_and_the_body_cannot_name_the_tenant(http: httpx.AsyncClient, loop: FakeLoop) -> None:
+async def test_the_domain_reaches_the_engine_and_the_body_cannot_name_the_tenant(
+    http: httpx.AsyncClient, loop: FakeLoop
+) -> None:
     metadata = {"domain": "sql", "team": "any text = fine | here"}
     await _chat(http, {"role": "user", "content": "x"}, metadata=metadata, user="acme")
     assert (loop.seen[0].domain, loop.seen[0].tenant) == ("sql", "default")
