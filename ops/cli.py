@@ -35,6 +35,7 @@ COMMANDS = {
     "keys": Command("ops.keys", "make, list and revoke API keys"),
     "demo": Command("ops.demo", "watch α fall at a drift of the traffic and come back"),
     "report": Command("ops.report", "which drafts are rejected: an atlas of the live stream or of recorded traces"),
+    "doctor": Command("ops.doctor", "is the set-up right, and why is α low: faults with evidence and remedy"),
     "plan": Command("ops.plan", "replicas, devices and cost for a load, from a model's config and a device's figures"),
     "bench": Command("ops.bench", "measure ours and others side by side on this machine"),
     "loadgen": Command("ops.loadgen", "send load to any OpenAI-compatible server and say what its users saw"),
