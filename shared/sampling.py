@@ -14,7 +14,23 @@ from torch import Tensor
 
 from shared.trace import Sampling
 
+_CHUNK, _CHUNKED = 128, 4096  # of the two stages of `largest`, and the vocabulary from which they pay
 _NUCLEUS = (128, 1024)  # top-p ranks this many of the largest, then all, until a row's mass is in what is ranked
+
+
+def largest(logits: Tensor) -> Tensor:  # [rows, vocab] -> [rows]
+    """The first largest of each row, as argmax gives it.
+
+    On CPU in two stages: the maxima of chunks are taken by vector instructions, which argmax is not, at a seventh of
+    its time for a vocabulary of 49,152.
+    """
+    rows, vocab = logits.shape
+    if logits.device.type != "cpu" or vocab % _CHUNK or vocab < _CHUNKED:
+        return logits.argmax(-1)
+    chunks = logits.unfold(1, _CHUNK, _CHUNK)  # [rows, vocab / chunk, chunk], a view
+    best = chunks.amax(-1).argmax(-1)
+    within = chunks.gather(1, best[:, None, None].expand(rows, 1, _CHUNK)).squeeze(1).argmax(-1)
+    return best * _CHUNK + within
 
 
 def filtered_probs(

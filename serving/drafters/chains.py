@@ -19,6 +19,7 @@ from serving.spec.noise import Role, uniform
 from serving.spec.pick import coupled_picks, probs_by_rows
 from serving.spec.verify import draw
 from shared.processing import Vocabulary
+from shared.sampling import largest
 
 
 class Chains:
@@ -67,7 +68,7 @@ class Chains:
         drawn = [row for row in open_ if not sequences[row].coupled]
         columns = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
         if greedy:
-            columns[greedy] = _some(logits, greedy).argmax(-1)
+            columns[greedy] = largest(_some(logits, greedy))
         if coupled:
             columns[coupled] = self._coupled(logits, coupled)
         if drawn:

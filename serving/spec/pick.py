@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serving.spec.noise import coupled_keys, gumbel_of
-from shared.sampling import filtered_probs
+from shared.sampling import filtered_probs, largest
 from shared.trace import Sampling
 
 _SPARSE = 4  # noise is made for single ids where at most one in so many survives the filters
@@ -42,8 +42,8 @@ def coupled_picks(
     rows, columns = probs.nonzero(as_tuple=True)
     if len(rows) * _SPARSE > probs.numel():
         every = torch.arange(probs.shape[1], device=probs.device) if ids is None else ids
-        return (probs.log() + gumbel_of(keys[:, None], every)).argmax(-1)
+        return largest(probs.log() + gumbel_of(keys[:, None], every))
     scores = probs.new_full(probs.shape, float("-inf"), dtype=torch.float64)
     noise = gumbel_of(keys[rows], columns if ids is None else ids[columns])
     scores[rows, columns] = probs[rows, columns].log() + noise
-    return scores.argmax(-1)
+    return largest(scores)

@@ -18,6 +18,7 @@ from serving.spec.draft import Draft
 from serving.spec.noise import Role, uniform
 from serving.spec.pick import coupled_picks, probs_by_rows
 from serving.spec.verify import Verdict, final_tokens, keeps, verify_coupled
+from shared.sampling import largest
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _probs_of(candidates: Seq[Candidate], logits: Tensor) -> Tensor:  # [rows of
 
 
 def _decide_greedy(candidates: Seq[Candidate], logits: Tensor) -> dict[int, Outcome]:
-    picks = _rows_of(candidates, logits).argmax(-1)
+    picks = largest(_rows_of(candidates, logits))
     return {
         id(candidate): _outcome(candidate, accepted, final, [1.0] * (accepted + 1))
         for candidate, accepted, final in _each(candidates, _couple(candidates, picks))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared import sampling as module
-from shared.sampling import filtered_probs
+from shared.sampling import filtered_probs, largest
 from shared.trace import Sampling
 
 
@@ -86,3 +86,14 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     together = filtered_probs(logits, s)
     for i in range(9):
         assert torch.equal(filtered_probs(logits[i : i + 1], s)[0], together[i])
+
+
+@pytest.mark.parametrize("vocab", [5, 128, 4096, 4100, 49152])
+def test_the_largest_is_the_first_of_its_row(vocab: int) -> None:
+    logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(2)).round(decimals=1)  # many ties
+    logits[3] = float("-inf")
+    logits[4, vocab // 2 :] = float("-inf")
+    logits[5] = 0.0
+    logits[6, -1] = 100.0
+    assert largest(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert torch.equal(largest(logits.double()), logits.argmax(-1))
