@@ -98,13 +98,13 @@ def stand(bench: Bench) -> Callable[[str], tuple[object, object]]:
     return load
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     asked=any_requests(VOCAB),
     kind=st.sampled_from(DRAFTING),
     batch=st.integers(1, 5),
     prefill=st.integers(4, 40),
-    swap=st.sampled_from([0, 1, 3]),
+    swap=st.sampled_from([0, 0, 5]),
 )
 def test_any_parameters_any_drafter_any_batch(
     bench: Bench,
