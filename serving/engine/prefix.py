@@ -1,7 +1,7 @@
 """Prefix reuse: requests that begin alike share the blocks of their common beginning.
 
-A block's name is a chained hash of all tokens up to its end *and of the one after it*, because a feature head's row
-reads the next token. So a shared block is right in every pool: the target's KV and features depend on the tokens
+A block's name is a chained hash of the tenant, all tokens up to its end *and the one after it*, because a feature
+head's row reads the next token. So a shared block is right in every pool: the target's KV and features depend on the tokens
 alone; the drafter's rows also on its version, which is kept beside the name. Rows of another version are not trusted:
 the drafter reads the prefix again, from the stored features. Nobody ever writes to a shared block's target rows.
 """
@@ -112,7 +112,9 @@ class PrefixCache:
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
         names, size = sequence.block_names, self._size
+        # The first hash is keyed by the tenant: nobody can tell from an answer's delay what another tenant has sent.
+        root = blake2b(sequence.request.tenant.encode(), digest_size=16).digest()
         for first in range(len(names) * size, count * size, size):
             text = array("i", sequence.tokens[first : first + size + 1]).tobytes()
-            names.append(blake2b(text, key=names[-1] if names else b"", digest_size=16).digest())
+            names.append(blake2b(text, key=names[-1] if names else root, digest_size=16).digest())
         return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,15 @@ def test_a_second_request_reads_only_what_the_first_did_not() -> None:
     assert both == 2 * alone - 16, "four full blocks; the fifth is followed by nothing that would name it"
     assert reused(engine) == 16
     assert run(*asked, prefix_cache=False)[0] == 2 * alone
+
+
+def test_tenants_share_nothing() -> None:
+    first, second = (
+        request("a", prompt(21), max_tokens=6),
+        replace(request("b", prompt(21), max_tokens=6), tenant="other"),
+    )
+    _, engine = run(first, second)
+    assert reused(engine) == 0
 
 
 def test_an_answer_is_a_beginning_too() -> None:
