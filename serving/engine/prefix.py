@@ -1,9 +1,10 @@
 """Prefix reuse: requests that begin alike share the blocks of their common beginning.
 
 A block's name is a chained hash of the tenant, all tokens up to its end *and the one after it*, because a feature
-head's row reads the next token. So a shared block is right in every pool: the target's KV and features depend on the tokens
-alone; the drafter's rows also on its version, which is kept beside the name. Rows of another version are not trusted:
-the drafter reads the prefix again, from the stored features. Nobody ever writes to a shared block's target rows.
+head's row reads the next token. So a shared block is right in every pool: the target's KV and features depend on the
+tokens alone; the drafter's rows also on its version, which is kept beside the name. Rows of another version are not
+trusted: the drafter reads the prefix again, from the stored features. Nobody ever writes to a shared block's target
+rows.
 """
 
 from __future__ import annotations
