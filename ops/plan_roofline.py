@@ -12,8 +12,6 @@ from ops.plan_calls import NO_CALLS, Calls
 from ops.plan_device import Device
 from ops.plan_shape import BYTES, ModelShape
 
-# The CPU engine gathers the blocks of a sequence before it attends: they are read, written, and read again.
-_CPU_KV_PASSES = 3
 # Passes over a step's fp32 logits: the copy to float, filters with softmax (two), top-k with log-sum-exp (two).
 _LOGIT_PASSES = 5
 _LOGIT_BYTES = 4
@@ -71,9 +69,8 @@ class Model:
         body = max(
             (shape.read(rows) + extra) * width / device.bandwidth, 2 * (shape.active + extra) * rows / device.flops
         )
-        passes = _CPU_KV_PASSES if device.on_cpu else 1
         attention = max(
-            self.kv_token * passes * sequences * context / device.bandwidth,
+            self.kv_token * sequences * context / device.bandwidth,
             4 * shape.layers * shape.heads * shape.head_dim * rows * context / device.flops,
         )
         decided = rows if decided is None else decided

@@ -152,8 +152,7 @@ def _step(answer: Answer) -> str:
         f"{2 * shape.active / device.flops * 1e3:,.4f} ms a row, so reading hides up to "
         f"{device.ridge * width:,.0f} rows",
         f"attention: {model.kv_token:,} bytes × {load.context:,.0f} positions a sequence"
-        + (" × 3 passes (the CPU engine gathers blocks first)" if device.on_cpu else "")
-        + ", read for each sequence once however many rows it has",
+        ", read for each sequence once however many rows it has",
     ]
     if device.calls.any:
         lines.append(
