@@ -16,12 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from shared.errors import RedraftError
+from shared.openmp import openmp_environment
 
 _TAIL_LINES = 12
 _STOP_S = 10.0
-# As a replica is started: threads that have nothing to do sleep, since others share the cores. A value that the
-# caller's environment has wins. Peers keep their library's default.
-_OWN_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class Worker:
@@ -29,7 +27,9 @@ class Worker:
 
     def __init__(self, name: str, log: Path, *, threads: int, own: bool) -> None:
         self.name, self._log = name, log
-        environment = {**(_OWN_ENVIRONMENT if own else {}), **os.environ, "OMP_NUM_THREADS": str(threads)}
+        # Ours as a replica is started, but a value that the caller's environment has wins; peers as their library is.
+        own_environment = openmp_environment(threads) if own else {}
+        environment = {**own_environment, **os.environ, "OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ops.bench_worker"],

@@ -25,6 +25,7 @@ from ops.plan_rounds import ALPHAS, KINDS, Kind
 from ops.plan_shape import BYTES, ModelShape, read_shape
 from shared.config import DEFAULT_TARGET, DrafterConfig, EngineConfig, load_config
 from shared.errors import ConfigError
+from shared.openmp import openmp_environment
 
 _GPU_CHUNK = 2048  # prompt tokens a step, where a step of few rows leaves most of the arithmetic idle
 
@@ -140,13 +141,13 @@ def _device(arguments: Namespace, weights: str, target: ModelShape) -> Device:
 
 
 def _measured(weights: str, target: ModelShape) -> Device:
-    # As a replica sets them, and before torch starts its threads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    threads = load_config().engine.threads or os.cpu_count() or 1
+    os.environ.update(openmp_environment(threads) | os.environ)  # as a replica, and before torch starts its threads
     import torch
 
     from ops.plan_measure import measure_cpu
 
-    torch.set_num_threads(load_config().engine.threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads)
     return measure_cpu(weights, (target.body + target.head) * BYTES[weights])
 
 
