@@ -63,7 +63,7 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
 
 def require_modest(schema: Any, param: str) -> None:
     """Raises RequestError for a schema that would cost the service more than any answer is worth."""
-    level, items, letters = [schema], 0.0, 0.0
+    level, items, letters = [schema], 0, 0
     for _ in range(_DEEPEST):
         below: list[Any] = []
         for item in level:
@@ -82,8 +82,10 @@ def require_modest(schema: Any, param: str) -> None:
     raise RequestError(f"'{param}' is nested more than {_DEEPEST} deep. Flatten it.", param=param)
 
 
-def _sum(schema: dict[str, Any], names: Sequence[str]) -> float:
-    return sum(schema[name] for name in names if isinstance(schema.get(name), int | float))
+def _sum(schema: dict[str, Any], names: Sequence[str]) -> int:
+    """Of whole numbers however long; what is no whole number is the grammar library's to refuse."""
+    found: int = sum(schema[name] for name in names if isinstance(schema.get(name), int))
+    return found
 
 
 def calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:
