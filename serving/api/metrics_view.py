@@ -23,19 +23,22 @@ def metrics_of(stats: Sequence[RequestStats]) -> dict[str, Any]:
     steps = sum(one.num_spec_steps for one in stats)
     accepted_a_step = _ratio(accepted, steps)
     lengths = sorted({length for one in stats for length in one.by_draft_length})
+    most = max((one.num_spec_tokens for one in stats), default=0)
+    # One bucket for each number of drafts that a step might have accepted, as vLLM's readers demand.
+    histogram = _sum([[0] * (most + 1), *(one.accepted_lengths for one in stats)])
     versions = [one.drafter_version for one in stats if one.drafter_version]
     return {
         "speculative_decoding": {
             "mean_acceptance_length": None if accepted_a_step is None else 1.0 + accepted_a_step,
             "draft_acceptance_rate": _ratio(accepted, drafted),
-            "acceptance_histogram": _sum(one.accepted_lengths for one in stats),
+            "acceptance_histogram": histogram,
             "acceptance_histogram_by_draft_length": {
                 str(length): _sum(one.by_draft_length.get(length, ()) for one in stats) for length in lengths
             },
             "num_spec_steps": steps,
             "num_accepted_draft_tokens": accepted,
             "num_draft_tokens": drafted,
-            "num_spec_tokens": max((one.num_spec_tokens for one in stats), default=0),
+            "num_spec_tokens": most,
             "alpha": _ratio(accepted, tested),
             "tested": tested,
             "drafter_version": versions[-1] if versions else "",
