@@ -178,7 +178,7 @@ def test_a_serve_config_file_always_asks_for_keys() -> None:
         build({"serve.auth": "off"})
 
 
-def test_the_world_is_not_served_without_keys(ready: str, home: Path) -> None:
+def test_the_world_is_not_served_without_keys(home: Path) -> None:
     with pytest.raises(ConfigError, match="redraft keys add"):
         deploy(config_from_flat({"home": str(home), "serve.host": "0.0.0.0"}), load=load_fake_replica)
 
