@@ -14,6 +14,7 @@ from serving.engine.calibrate import calibrate
 from serving.engine.engine import Limits
 from serving.spec.gamma import GammaController
 from shared.config import Config
+from shared.models.huge_pages import use_huge_pages
 from shared.models.paged import PagedKV, PagedModel
 from shared.models.target import LoadedModel, load_model
 
@@ -49,6 +50,8 @@ def assemble(config: Config) -> Assembly:
         exploration=config.drafter.exploration,
         cut=config.drafter.confidence_cut,
     )
+    if loaded.device.type == "cpu":
+        use_huge_pages()  # before costs are measured
     if gamma == "auto":
         calibrate(paged, controller, rows=engine.max_batch * (1 + config.drafter.gamma_max))
     context = min(engine.max_context or loaded.max_positions, loaded.max_positions, engine.kv_tokens)

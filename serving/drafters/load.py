@@ -21,6 +21,7 @@ from shared.config import Config
 from shared.drafters import resolve_base
 from shared.models.eagle3 import head_from_artifact
 from shared.models.eagle3_served import ServedHead
+from shared.models.huge_pages import use_huge_pages
 from shared.models.linears import WeightKind
 from shared.models.lora import merge_lora
 from shared.models.paged import PagedKV, PagedModel
@@ -76,6 +77,8 @@ def _eagle3(folder: Path, target: LoadedModel, kv: PagedKV) -> DrafterSlot:
 
     def prepare(artifact: Artifact | None, version: str) -> Swap:
         head = build(artifact)
+        if target.device.type == "cpu":
+            use_huge_pages()
         return lambda: drafter.swap(head, version)
 
     return DrafterSlot(drafter, "eagle3", digest, target.fingerprint, prepare)
@@ -99,6 +102,8 @@ def _model(spec: str, config: Config, target: LoadedModel, kv: PagedKV) -> Draft
             if on_cpu:
                 pack_model(copy.model, cast(WeightKind, target.weights))
         model = PagedModel(copy, kv)
+        if on_cpu:
+            use_huge_pages()
         return lambda: drafter.swap(model, version)
 
     digest = loaded.fingerprint.partition(":")[0]
