@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import ConfigError
+from shared.trace import SCHEMA_VERSION
 
-SCHEMA = 1
+_TABLES_SCHEMA = 1
+SCHEMA = _TABLES_SCHEMA * 1000 + SCHEMA_VERSION  # its rows hold encoded traces: another trace schema cannot be read
 log = logging.getLogger(__name__)
 
 # `ledger` has a row for every request that ever arrived (the newest LEDGER_ROWS of them), `records` the few that are
