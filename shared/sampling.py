@@ -15,6 +15,7 @@ from torch import Tensor
 from shared.trace import Sampling
 
 _CHUNK, _CHUNKED = 128, 4096  # of the two stages of `largest`, and the vocabulary from which they pay
+_COLDEST = 1e-30
 _NUCLEUS = (128, 1024)  # top-p ranks this many of the largest, then all, until a row's mass is in what is ranked
 
 
@@ -41,8 +42,9 @@ def filtered_probs(
     logits = logits.float()
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(1, logits.argmax(1, keepdim=True), 1.0)
-    # Shifted before the division: a tiny temperature then underflows to 0 instead of overflowing to nan.
-    scores = (logits - logits.amax(1, keepdim=True)).div_(sampling.temperature)
+    # Shifted before the division: a tiny temperature then underflows to 0 instead of overflowing to nan. The least that
+    # divides is one that float32 holds (1e-46 would be 0 there); below it only the largest logit is left in any case.
+    scores = (logits - logits.amax(1, keepdim=True)).div_(max(sampling.temperature, _COLDEST))
     least = _threshold(scores, sampling)
     if least is not None:
         scores.masked_fill_(scores < least, float("-inf"))

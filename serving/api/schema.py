@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from serving.api.fields import LogitBias, Neutral, Prompt, Stop, Strict, Text, TokenId
 from serving.api.formats import NamedChoice, ResponseFormat, StructuredOutputs, TextFormat, Tool, ToolChoice
 from serving.api.messages import Message
+from serving.engine.request import LEAST_REPETITION
 from shared.errors import RequestError
 
 MOST_CHOICES = 128
@@ -38,7 +39,7 @@ class Generation(Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2, description="1 is off")] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=2, description="1 is off")] | None = None
     logit_bias: LogitBias | None = Field(default=None, description="Token id, as text, to what is added to its logit")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         default=None, description="The same answer again, as long as system_fingerprint is the same"

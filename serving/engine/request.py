@@ -10,6 +10,7 @@ from shared.errors import RequestError
 from shared.trace import Sampling
 
 MOST_LOGPROBS = 20
+LEAST_REPETITION = 0.01  # logits are divided by it: far below, they leave float32's range, and nan is no distribution
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
 
@@ -70,8 +71,8 @@ def check_params(params: GenerationParams, token_count: int) -> None:
         raise RequestError("'logit_bias' holds a value that is not finite.", param="logit_bias")
     for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
         amount = getattr(sampling, name)
-        if not math.isfinite(amount) or (name == "repetition_penalty" and amount <= 0):
-            wanted = "a positive number" if name == "repetition_penalty" else "a finite number"
+        if not math.isfinite(amount) or (name == "repetition_penalty" and amount < LEAST_REPETITION):
+            wanted = f"at least {LEAST_REPETITION}" if name == "repetition_penalty" else "a finite number"
             raise RequestError(f"'{name}' is {amount}; give {wanted}.", param=name)
     if params.deadline_s is not None and not 0 < params.deadline_s < math.inf:
         raise RequestError(f"the deadline is {params.deadline_s} s; give a positive number.", param="deadline_s")

@@ -72,7 +72,8 @@ def test_ties_with_the_last_kept_token_are_kept() -> None:
 
 def test_masked_ids_are_never_drawn_and_tiny_temperatures_stay_finite() -> None:
     logits = torch.tensor([[float("-inf"), 200.0, -300.0, 199.0]])
-    for s in (Sampling(), Sampling(temperature=1e-6), Sampling(top_k=4, top_p=0.9999), Sampling(top_p=0.5)):
+    cold = (Sampling(temperature=1e-6), Sampling(temperature=1e-46), Sampling(temperature=5e-324, top_p=1e-300))
+    for s in (Sampling(), *cold, Sampling(top_k=4, top_p=0.9999), Sampling(top_p=0.5)):
         found = filtered_probs(logits, s)
         assert found[0, 0] == 0
         assert torch.isfinite(found).all()

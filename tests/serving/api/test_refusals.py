@@ -59,6 +59,7 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty", VALUE),
     ({"frequency_penalty": "high"}, "frequency_penalty", TYPE),
     ({"repetition_penalty": 0}, "repetition_penalty", VALUE),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty", VALUE),
     ({"min_tokens": -1}, "min_tokens", VALUE),
     ({"min_tokens": 17}, "min_tokens", VALUE),  # more than max_tokens, which is 16 when left out
     ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids", VALUE),

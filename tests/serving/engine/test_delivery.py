@@ -193,6 +193,7 @@ def test_a_deadline_ends_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> 
         ("logit_bias", {"logit_bias": ((3, math.inf),)}, {}),
         ("logit_bias", {"logit_bias": ((3, 1.0), (3, 2.0))}, {}),
         ("repetition_penalty", {"repetition_penalty": 0.0}, {}),
+        ("repetition_penalty", {"repetition_penalty": 1e-40}, {}),  # a logit of 1 divided by it is infinite
         ("presence_penalty", {"presence_penalty": math.nan}, {}),
         ("deadline_s", {}, {"deadline_s": 0.0}),
     ],
