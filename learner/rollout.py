@@ -17,7 +17,7 @@ from learner.base import BASE_VERSION, Base
 from learner.journal import Journal
 from learner.shelf import Shelf, Shelved, shelve
 from shared.artifact import Artifact, check_fit, hash_blob, open_blob, pack_blob
-from shared.errors import ArtifactError, ConfigError, ServiceDown
+from shared.errors import ArtifactError, ConfigError, ServiceDown, Unreadable
 from shared.store import Champion, Store
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,11 @@ class Rollout:
         """
         for version in self._journal.registered():
             self._shelf.mark_registered(version)
-        mine, theirs = self.champion, self._store.champion()
+        mine = self.champion
+        try:
+            theirs = self._store.champion()
+        except Unreadable as error:
+            return self._mend(mine, error)
         if theirs is not None and theirs.number >= mine.number and theirs != mine:
             return self._adopt(theirs)
         if mine.number == 0:
@@ -107,13 +111,13 @@ class Rollout:
         except ServiceDown as error:
             log.warning("the champion is decided but not published yet: %s", error)
 
-    def _put(self, champion: Champion) -> None:
+    def _put(self, champion: Champion, *, over: bytes = b"") -> None:
         """The blobs before the pointer, so that no replica finds a pointer to nothing."""
         for version in (champion.previous, champion.version):
             entry = self._shelf.get(version)
             if entry is not None:
                 self._store.put_blob(entry.blob)
-        if self._store.set_champion(champion):
+        if self._store.set_champion(champion, over=over):
             self._published = champion.number
             log.info("champion %s (no. %d) is published", champion.version, champion.number)
 
@@ -135,7 +139,15 @@ class Rollout:
         self._put(self.champion)
         return None
 
-    def _recover(self) -> Champion | None:
+    def _mend(self, mine: Champion, error: Unreadable) -> Champion | None:
+        """Somebody wrote a pointer by hand: ours replaces it, at once or as soon as there is one."""
+        if mine.number == 0:
+            return self._recover(over=error.text)
+        log.warning("%s; ours replaces it", error)
+        self._put(mine, over=error.text)
+        return None
+
+    def _recover(self, *, over: bytes = b"") -> Champion | None:
         """Nothing here and nothing in Redis: perhaps MLflow knows a champion of this base."""
         found = self._journal.champion(self._base.hash)
         if found is None:
@@ -145,7 +157,7 @@ class Rollout:
         if entry is None:
             return None
         self._shelf.put(champion, entry, registered=True)
-        self._put(champion)
+        self._put(champion, over=over)
         log.info("champion %s came back from MLflow", champion.version)
         return champion
 

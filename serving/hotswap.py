@@ -15,7 +15,7 @@ from serving.engine.engine import Engine
 from serving.engine.loop import EngineLoop
 from shared.artifact import open_blob, same_target
 from shared.counters import Counters
-from shared.errors import ArtifactError, ServiceDown
+from shared.errors import ArtifactError, ServiceDown, Unreadable
 from shared.store import Champion, Store
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ class ChampionWatcher:
     def __init__(self, store: Store, slot: DrafterSlot, loop: EngineLoop, *, poll_s: float) -> None:
         self._store, self._slot, self._loop, self._poll_s = store, slot, loop, poll_s
         self.counters = Counters()
-        self._seen = 0  # number of the last pointer that was acted on, served or refused
+        self._seen: Champion | None = None  # the last pointer that was acted on, served or refused
+        self._unreadable = b""  # the last pointer that made no sense
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotswap", daemon=True)
 
@@ -45,12 +46,17 @@ class ChampionWatcher:
         """One poll."""
         try:
             champion = self._store.champion()
-            if champion is None or champion.number == self._seen:
+            if champion is None or champion == self._seen:
                 return
             if champion.version == self._slot.drafter.version:
-                self._seen = champion.number
+                self._seen = champion
                 return
             self._bring(champion)
+        except Unreadable as error:
+            if error.text != self._unreadable:
+                self._unreadable = error.text
+                self.counters.add("swaps_refused.format")
+                log.error("%s; %s goes on", error, self._slot.drafter.version)
         except ServiceDown as error:
             log.debug("the champion pointer cannot be read: %s", error)
 
@@ -65,7 +71,7 @@ class ChampionWatcher:
             self._refuse(champion, "format", f"it cannot be built ({type(error).__name__}: {error})")
         else:
             if swap is not None:
-                self._seen = champion.number
+                self._seen = champion
                 self._exchange(swap, champion)
 
     def _prepare(self, champion: Champion) -> Swap | None:
@@ -101,7 +107,7 @@ class ChampionWatcher:
         log.info("drafter %s serves", champion.version)
 
     def _refuse(self, champion: Champion, reason: str, message: str) -> None:
-        self._seen = champion.number
+        self._seen = champion
         self.counters.add(f"swaps_refused.{reason}")
         serving = self._slot.drafter.version
         log.error("drafter %s is refused (%s): %s; %s goes on", champion.version, reason, message, serving)

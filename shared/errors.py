@@ -8,6 +8,7 @@
     │   ├── Overloaded     the queue is full; try again after `retry_after_s`
     │   └── NotReady       the replica is still loading or is draining
     └── ServiceDown        Redis, MLflow or the learner cannot be reached; the caller counts it and goes on
+        └── Unreadable     it answers, but what it holds under a key makes no sense; whoever owns the key replaces it
 
 Raise these for what a user, a file, the network or a setting did. `assert` is for our own promises.
 Every message names the field, the problem and the remedy.
@@ -68,3 +69,11 @@ class NotReady(RequestError):
 
 class ServiceDown(RedraftError):
     """A neighbour (Redis, MLflow, learner) cannot be reached."""
+
+
+class Unreadable(ServiceDown):
+    """A value that a neighbour holds makes no sense; `text` is what is there, as bytes."""
+
+    def __init__(self, message: str, text: bytes) -> None:
+        super().__init__(message)
+        self.text = text

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any, TypeVar, cast
 
-from shared.errors import ServiceDown
+from shared.errors import Unreadable
 from shared.redis_link import RedisLink, ServerFull
 from shared.stream import Record, StreamDepth, TraceStream
 
@@ -47,14 +47,17 @@ class ServerFacts:
     policy: str  # maxmemory-policy
 
 
-# KEYS champion, previous champion. ARGV pointer, number. 1 when the pointer is now the champion.
+# KEYS champion, previous champion. ARGV pointer, number, an unreadable pointer to replace or nothing. 1 when it is now
+# the champion. What somebody wrote by hand may be of any type.
 _PROMOTE = """
 local current = redis.call('GET', KEYS[1])
-if current then
+if current and current ~= ARGV[3] then
   if current == ARGV[1] then return 1 end
   local readable, pointer = pcall(cjson.decode, current)
-  if readable and pointer.number and pointer.number >= tonumber(ARGV[2]) then return 0 end
-  redis.call('SET', KEYS[2], current)
+  if readable and type(pointer) == 'table' and type(pointer.number) == 'number' then
+    if pointer.number >= tonumber(ARGV[2]) then return 0 end
+    redis.call('SET', KEYS[2], current)
+  end
 end
 redis.call('SET', KEYS[1], ARGV[1])
 return 1
@@ -67,7 +70,7 @@ for i = 2, 3 do
   local text = redis.call('GET', KEYS[i])
   if text then
     local readable, pointer = pcall(cjson.decode, text)
-    if readable then
+    if readable and type(pointer) == 'table' then
       named[pointer.blob or ''] = true
       named[pointer.base or ''] = true
     end
@@ -154,20 +157,26 @@ class Store:
         """The bytes as they are stored; whoever loads them checks them against the hash."""
         return cast("bytes | None", self._link.run(lambda client: client.get(self._blob + hash)))
 
-    def set_champion(self, champion: Champion) -> bool:
-        """Points replicas to `champion`, in one step. False, and no change, unless its number is the highest yet."""
+    def set_champion(self, champion: Champion, *, over: bytes = b"") -> bool:
+        """Points replicas to `champion`, in one step. False, and no change, unless its number is the highest yet.
+
+        `over` is the text of an unreadable pointer: that one is replaced whatever number it may carry.
+        """
         text = json.dumps(asdict(champion), sort_keys=True)
-        arguments = [text, champion.number]
+        arguments: list[Any] = [text, champion.number, over]
         return bool(self._making_room(lambda: self._promote([self._champion, self._previous], arguments)))
 
     def champion(self) -> Champion | None:
-        text = self._link.run(lambda client: client.get(self._champion))
+        """Raises Unreadable for a pointer that no release of ours wrote."""
+        return self._as_champion(cast("bytes | None", self._link.run(lambda client: client.get(self._champion))))
+
+    def _as_champion(self, text: bytes | None) -> Champion | None:
         if text is None:
             return None
         try:
-            return Champion(**json.loads(text))
+            return _read_champion(json.loads(text))
         except (ValueError, TypeError) as error:
-            raise ServiceDown(f"the champion pointer {self._champion} is unreadable: {error}") from error
+            raise Unreadable(f"the champion pointer {self._champion} is unreadable: {error}", text) from error
 
     # Counters and heartbeats
 
@@ -218,3 +227,18 @@ class Store:
             except ServerFull:
                 self._stream.trim_half()
         return write()
+
+
+def _read_champion(plain: Any) -> Champion:
+    """Raises ValueError or TypeError for fields that are missing, unknown or of another type."""
+    if not isinstance(plain, dict):
+        raise TypeError(f"{plain!r} is no object")
+    champion = Champion(**plain)
+    for field in fields(Champion):
+        value = getattr(champion, field.name)
+        kinds = {"number": (int,), "created_at": (int, float)}.get(field.name, (str,))
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise TypeError(f"{field.name} is {value!r}")
+    if champion.number < 0:
+        raise ValueError(f"number is {champion.number}")
+    return champion

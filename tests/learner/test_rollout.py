@@ -189,6 +189,18 @@ def test_a_newer_pointer_that_cannot_be_followed_is_outnumbered(live: Live, stor
     assert life.rollout.champion == store.champion()
 
 
+@pytest.mark.parametrize("number", ['"seven"', "[7]", "1e3", "null"])
+def test_a_pointer_with_a_number_that_is_none_is_replaced(live: Live, store: Store, number: str) -> None:
+    life = live()
+    store._link.client.set(store._champion, f'{{"version": "v7", "number": {number}}}')
+    assert life.rollout.reconcile() is None, "nothing here to replace it with"
+    mine = life.promote()
+    assert store.champion() == mine
+    store._link.client.set(store._champion, f'{{"version": "v7", "number": {number}}}')
+    assert life.rollout.reconcile() is None
+    assert store.champion() == mine
+
+
 def test_a_rollback_is_a_new_number_and_can_end_at_the_base(live: Live) -> None:
     life = live()
     first = life.promote()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ import pytest
 from ops.local_redis import find_server, launch_server
 from ops.ports import free_port
 from ops.processes import Child, Supervisor
-from shared.errors import ConfigError, ServiceDown
+from shared.errors import ConfigError, ServiceDown, Unreadable
 from shared.store import BLOBS_KEPT, Champion, Store
 from shared.stream import DEAD_KEEP, StreamDepth
 
@@ -191,6 +192,34 @@ def test_an_older_number_never_overwrites_a_newer_one(store: Store) -> None:
     assert store.champion() == champion(2)
     assert store.set_champion(champion(3))
     assert store.champion() == champion(3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": "v9", "number": "nine"}',
+        json.dumps(asdict(champion(9)) | {"number": "9"}),
+        json.dumps(asdict(champion(9)) | {"number": 9.5}),
+        json.dumps(asdict(champion(9)) | {"number": True}),
+        json.dumps(asdict(champion(9)) | {"number": -1}),
+        json.dumps(asdict(champion(9)) | {"target": None}),
+        json.dumps(asdict(champion(9)) | {"created_at": "today"}),
+        json.dumps(asdict(champion(9)) | {"more": 1}),
+        "9",
+        "null",
+        "no JSON at all",
+        "[]",
+    ],
+)
+def test_a_pointer_that_somebody_wrote_by_hand_is_unreadable_and_can_be_replaced(store: Store, text: str) -> None:
+    store._link.client.set(store._champion, text)
+    with pytest.raises(Unreadable) as caught:
+        store.champion()
+    assert caught.value.text == text.encode()
+    store.put_blob(b"pruning reads the pointer too")
+    assert store.set_champion(champion(3), over=caught.value.text), "even when the other carries a higher number"
+    assert store.champion() == champion(3)
+    assert not store.set_champion(champion(2), over=caught.value.text), "only that very text is replaced"
 
 
 def test_the_highest_number_wins_whoever_writes_last(redis_url: str) -> None:
