@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-VERSION = 2
+VERSION = 3
 
 
 def numerics_of(device: torch.device) -> str:

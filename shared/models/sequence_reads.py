@@ -1,7 +1,9 @@
 """Reads the keys of a packed batch one sequence at a time, where they lie: for CPUs.
 
-A sequence whose blocks follow each other is read through a view of the pool; only scattered blocks are copied. Its
-result depends on nothing but its own rows and keys, so it is bitwise the same whatever shares the batch.
+A sequence whose blocks follow each other is read through a view of the pool; only scattered blocks are copied. Whole
+blocks are read, and a mask hides what is not a row's to see: the kernel adds up keys by vectors and the rest singly,
+so a row that decodes alone and the same row in front of drafts must have the same vectors. With blocks of a multiple of
+16 a row's result is then bitwise the same whatever shares the batch and however many drafts follow it.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ class _Span:
     first: int  # packed row
     count: int  # rows
     start: int  # position of the first row
-    low: int  # position of the first key
+    low: int  # position of the first key read, and the end of the last block
+    high: int
     slot: int
     copied: bool
 
     @property
     def length(self) -> int:
-        return self.start + self.count - self.low
+        return self.high - self.low
 
 
 class SequenceReads:
@@ -67,7 +70,8 @@ class SequenceReads:
             copied = pool.view(-1, self._size * width).index_select(0, blocks).view(-1, width)
         sources = [copied if span.copied else pool for span in spans]
         if len(spans) == len(query) and not softcap:
-            return _decode(spans, sources, query, kv_heads, scale)
+            masks = [self._mask(span, window, 1) for span in spans]
+            return _decode(spans, sources, masks, query, kv_heads, scale)
         outputs = [
             self._read(span, source, query, kv_heads, scale, window, softcap)
             for span, source in zip(spans, sources, strict=True)
@@ -79,13 +83,14 @@ class SequenceReads:
         blocks: list[int] = []
         first, size = 0, self._size
         for segment in self._segments:
-            low = max(0, segment.start - window + 1) if window else 0
-            needed = segment.table[low // size : -(-(segment.start + segment.count) // size)]
+            low = max(0, segment.start - window + 1) // size * size if window else 0
+            last = -(-(segment.start + segment.count) // size)
+            needed = segment.table[low // size : last]
             copied = any(b - a != 1 for a, b in pairwise(needed))
             place = len(blocks) if copied else needed[0]
             if copied:
                 blocks.extend(needed)
-            spans.append(_Span(first, segment.count, segment.start, low, place * size + low % size, copied))
+            spans.append(_Span(first, segment.count, segment.start, low, last * size, place * size, copied))
             first += segment.count
         return spans, torch.tensor(blocks, device=self._device) if blocks else None
 
@@ -104,7 +109,7 @@ class SequenceReads:
             mask = self._mask(span, window, per_kv)
             if softcap:
                 scores = softcap * torch.tanh(grouped @ k.transpose(2, 3) * (scale / softcap))
-                out = (scores if mask is None else scores + mask).softmax(-1) @ v
+                out = (scores + mask).softmax(-1) @ v
             else:
                 out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
             return out.view(kv_heads, count, per_kv, value_dim).transpose(0, 1).reshape(count, heads * value_dim)
@@ -120,10 +125,8 @@ class SequenceReads:
         )
         return out[0].transpose(0, 1).reshape(count, heads * value_dim)
 
-    def _mask(self, span: _Span, window: int, per_kv: int) -> Tensor | None:  # [count * per_kv, length] 0 or -inf
-        """None where every row sees every key. Kept, since every layer of a kind asks for the same one."""
-        if span.count == 1:
-            return None
+    def _mask(self, span: _Span, window: int, per_kv: int) -> Tensor:  # [count * per_kv, length] 0 or -inf
+        """Kept, since every layer of a kind asks for the same one."""
         key = (window, span.first, per_kv)
         found = self._masks.get(key)
         if found is None:
@@ -135,13 +138,15 @@ class SequenceReads:
         return found
 
 
-def _decode(spans: list[_Span], sources: list[Tensor], query: Tensor, kv_heads: int, scale: float) -> Tensor:
-    """One row of each sequence, which sees all its keys: few operations for each."""
+def _decode(
+    spans: list[_Span], sources: list[Tensor], masks: list[Tensor], query: Tensor, kv_heads: int, scale: float
+) -> Tensor:
+    """One row of each sequence: few operations for each."""
     heads, dim = query.shape[1:]
     rows = torch.split(query.view(len(spans), kv_heads, heads // kv_heads, dim), 1)
     outputs = [
-        F.scaled_dot_product_attention(row, *_keys_and_values(span, source, kv_heads, dim), scale=scale)
-        for row, span, source in zip(rows, spans, sources, strict=True)
+        F.scaled_dot_product_attention(row, *_keys_and_values(span, source, kv_heads, dim), attn_mask=mask, scale=scale)
+        for row, span, source, mask in zip(rows, spans, sources, masks, strict=True)
     ]
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, kv_heads, heads / kv_heads, value_dim]
     return out.reshape(len(spans), -1)
