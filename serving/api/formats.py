@@ -61,9 +61,13 @@ class StructuredOutputs(Strict):
 
     json_: JsonSchema | None = Field(default=None, alias="json", description="A JSON Schema, as an object or as text")
     json_object: Literal[True] | None = None
-    regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=256)] | None = None
-    grammar: Annotated[Text, Field(min_length=1, description="Lark")] | None = None
+    # A literal of a hundred thousand letters would hold up a step, and everybody in it, for seconds.
+    regex: Annotated[Text, Field(min_length=1, max_length=10_000)] | None = None
+    choice: (
+        Annotated[list[Annotated[Text, Field(min_length=1, max_length=2_000)]], Field(min_length=1, max_length=256)]
+        | None
+    ) = None
+    grammar: Annotated[Text, Field(min_length=1, max_length=10_000, description="Lark")] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:

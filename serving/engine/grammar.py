@@ -51,7 +51,7 @@ class GrammarState:
             return
         taken = self._matcher.consume_token(self._end if token in self._eos else token)
         if not taken or self._matcher.is_error():
-            self.error = self._matcher.get_error() or f"token {token} is not in the grammar"
+            self.error = _reason(self._matcher) if self._matcher.is_error() else f"token {token} is not in the grammar"
         self.finished = not self.error and bool(self._matcher.is_stopped())
 
     def masks(self, ahead: Sequence[int]) -> list[Tensor | None]:  # [tokens] bool each
@@ -77,7 +77,7 @@ class GrammarState:
     def _mask(self, matcher: LLMatcher) -> Tensor | None:
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         if matcher.is_error():
-            self.error = matcher.get_error()
+            self.error = _reason(matcher)
             return None
         allowed = torch.from_numpy(bits.view(np.bool_).copy())
         may_end = bool(allowed[self._end])
@@ -104,11 +104,11 @@ def compile_grammar(tokenizer: PreTrainedTokenizerBase, grammar: Grammar) -> Com
     Raises RequestError for a grammar that is wrong or uses what is not supported, and for a tokenizer whose tokens
     are not bytes of text.
     """
-    with _lock:
+    with _lock:  # not while compiling: a costly grammar holds up nobody else
         vocabulary = _vocabularies.get(tokenizer)
         if vocabulary is None:
             vocabulary = _vocabularies[tokenizer] = _vocabulary(tokenizer)
-        return _compiled(vocabulary, grammar)
+    return _compiled(vocabulary, grammar)
 
 
 def _vocabulary(tokenizer: Any) -> LLTokenizer:
@@ -129,11 +129,24 @@ def _compiled(vocabulary: LLTokenizer, grammar: Grammar) -> CompiledGrammar:
     except ValueError as error:
         wrong, complaints = True, [str(error)]
     matcher = None if wrong else LLMatcher(vocabulary, source, log_level=0)
-    if matcher is None or matcher.is_error():
-        problem = matcher.get_error() if matcher is not None else "; ".join(complaints)
+    problem = "; ".join(complaints) if matcher is None else _problem(matcher)
+    if matcher is None or problem:
         kind = grammar.kind.replace("_", " ")
         raise RequestError(f"The {kind} cannot be followed: {problem.strip()}", param=_PARAM, code="invalid_grammar")
     return CompiledGrammar(matcher, int(vocabulary.eos_token))
+
+
+def _problem(matcher: LLMatcher) -> str:
+    """Why not even a first token can be found, or nothing: some grammars have no sentence at all."""
+    first = matcher.deep_copy()
+    if not first.is_error():
+        first.compute_bitmask()
+    return _reason(first) if first.is_error() else ""
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The library's message without its dump of the parser."""
+    return str(matcher.get_error()).partition("\n<state>")[0].strip() or "it leaves no token to go on with"
 
 
 def _source(grammar: Grammar) -> str:

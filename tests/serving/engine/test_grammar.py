@@ -126,12 +126,16 @@ def test_the_kinds_of_grammar() -> None:
         ("json_schema", "[1]", "JSON object"),
         ("json_schema", '{"type": "string", "not": {"type": "string"}}', "not"),
         ("lark", 'start: "a" | missing', "missing"),
+        ("regex", r"[^\s\S]", "cannot be followed"),  # the last three have no sentence at all
+        ("lark", "start: start", "cannot be followed"),
+        ("json_schema", '{"$ref": "#"}', "cannot be followed"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(kind: str, text: str, says: str) -> None:
     with pytest.raises(RequestError, match=says) as caught:
         start(kind, text)
     assert caught.value.param == "response_format"
+    assert "<state>" not in str(caught.value), "the library's dump is for its authors"
 
 
 def test_a_tokenizer_of_words_is_refused() -> None:
