@@ -105,7 +105,7 @@ def start(config: Config) -> Any:
         num_cpus=learner.cpus,
         num_gpus=learner.gpus,
         resources={learner.resource: 1} if learner.resource else {},
-        runtime_env={"env_vars": openmp_environment(learner.threads)},
+        runtime_env={"env_vars": openmp_environment(learner.threads, alone=False)},
     )
     return actor.remote(config.to_dict(), uuid4().hex)
 

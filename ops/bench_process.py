@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, name: str, log: Path, *, threads: int, own: bool) -> None:
         self.name, self._log = name, log
         # Ours as a replica is started, but a value that the caller's environment has wins; peers as their library is.
-        own_environment = openmp_environment(threads) if own else {}
+        own_environment = openmp_environment(threads, alone=True) if own else {}
         environment = {**own_environment, **os.environ, "OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
             self._process = subprocess.Popen(

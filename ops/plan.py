@@ -142,7 +142,9 @@ def _device(arguments: Namespace, weights: str, target: ModelShape) -> Device:
 
 def _measured(weights: str, target: ModelShape) -> Device:
     threads = load_config().engine.threads or os.cpu_count() or 1
-    os.environ.update(openmp_environment(threads) | os.environ)  # as a replica, and before torch starts its threads
+    os.environ.update(
+        openmp_environment(threads, alone=True) | os.environ
+    )  # as a replica, and before torch starts its threads
     import torch
 
     from ops.plan_measure import measure_cpu

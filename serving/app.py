@@ -137,6 +137,11 @@ class EngineReplica:
             self._error = error
 
 
+def _shares_cores(config: Config) -> bool:
+    """Whether a learner may compute on the replica's cores."""
+    return config.learner.enabled and config.learner.device == "cpu"
+
+
 def ongoing_limit(config: Config) -> int:
     """Requests that Serve lets into one replica: more than it accepts, so that it refuses by itself."""
     return config.engine.max_batch + config.engine.max_queue + BESIDE_GENERATION
@@ -162,7 +167,7 @@ def application(config: Config, load: Load = load_replica) -> serve.Application:
             "num_gpus": config.serve.replica_gpus,
             "resources": {config.serve.replica_resource: 1} if config.serve.replica_resource else {},
             # Ray would set OMP_NUM_THREADS to the reservation.
-            "runtime_env": {"env_vars": openmp_environment(threads_of(config))},
+            "runtime_env": {"env_vars": openmp_environment(threads_of(config), alone=not _shares_cores(config))},
         },
     )
     return deployment(serve.ingress()(EngineReplica)).bind(config.to_dict(), load)

@@ -1,8 +1,8 @@
 """OpenMP's environment of a process that computes with torch; it must be set before torch is imported.
 
 A decode step calls some two hundred small parallel regions. Workers that sleep between them cost 0.1 ms a region to
-wake, twice the work itself; workers that spin for long take the cores from whoever shares them. So they spin briefly:
-longer than the gap between two operators of a step, far shorter than a scheduler's time slice.
+wake, twice the work itself; workers that spin take the cores from whoever shares them. So they spin only where nobody
+does, and briefly: longer than the gap between two operators of a step, far shorter than a scheduler's time slice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 _SPINS = 4000
 
 
-def openmp_environment(threads: int) -> dict[str, str]:
-    """The variables for `threads` OpenMP threads."""
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(_SPINS)}
+def openmp_environment(threads: int, *, alone: bool) -> dict[str, str]:
+    """The variables for `threads` OpenMP threads; `alone`: nothing else computes on their cores."""
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {**environment, "GOMP_SPINCOUNT": str(_SPINS)} if alone else environment
