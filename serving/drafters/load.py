@@ -7,7 +7,7 @@ touches nothing that is serving.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -57,8 +57,21 @@ def load_drafter(config: Config, target: LoadedModel, kv: PagedKV) -> DrafterSlo
     own = PagedKV(kv.num_blocks, kv.block_size)
     if base.kind == "eagle3":
         assert base.folder is not None, "an EAGLE-3 base is a folder"
-        return _eagle3(base.folder, target, own)
-    return _model(base.spec, config, target, own)
+        slot = _eagle3(base.folder, target, own)
+    else:
+        slot = _model(base.spec, config, target, own)
+    return _on_huge_pages(slot) if target.device.type == "cpu" else slot
+
+
+def _on_huge_pages(slot: DrafterSlot) -> DrafterSlot:
+    """Versions that come later lie as the first one does, which `assemble` sees to."""
+
+    def prepare(artifact: Artifact | None, version: str) -> Swap:
+        swap = slot.prepare(artifact, version)
+        use_huge_pages()
+        return swap
+
+    return replace(slot, prepare=prepare)
 
 
 def _eagle3(folder: Path, target: LoadedModel, kv: PagedKV) -> DrafterSlot:
@@ -77,8 +90,6 @@ def _eagle3(folder: Path, target: LoadedModel, kv: PagedKV) -> DrafterSlot:
 
     def prepare(artifact: Artifact | None, version: str) -> Swap:
         head = build(artifact)
-        if target.device.type == "cpu":
-            use_huge_pages()
         return lambda: drafter.swap(head, version)
 
     return DrafterSlot(drafter, "eagle3", digest, target.fingerprint, prepare)
@@ -102,8 +113,6 @@ def _model(spec: str, config: Config, target: LoadedModel, kv: PagedKV) -> Draft
             if on_cpu:
                 pack_model(copy.model, cast(WeightKind, target.weights))
         model = PagedModel(copy, kv)
-        if on_cpu:
-            use_huge_pages()
         return lambda: drafter.swap(model, version)
 
     digest = loaded.fingerprint.partition(":")[0]
