@@ -1,9 +1,10 @@
 """How many tokens to draft, for each request and step: the gammas that make the most tokens a second, 0 included.
 
 Tokens a step are (1-a^(g+1))/(1-a) for each request (Leviathan et al. 2023), seconds come from `costs.py`; the batch
-as a whole is maximised, since a deep draft of one request delays all. A choice is kept while it is about as good as
-the best and the same requests are there. At least `exploration` of a domain's rounds draft whatever the estimate says:
-some rounds in a row by the one request that has the least to catch up with.
+as a whole is maximised, since a deep draft of one request delays all. A first draft also earns what its outcome tells:
+the doubt about a, so that drafts which failed by chance are not given up before enough of them were seen. A choice is
+kept while it is about as good as the best and the same requests are there. At least `exploration` of a domain's rounds
+draft whatever the estimate says: some rounds in a row by the one request that has the least to catch up with.
 """
 
 from __future__ import annotations
@@ -33,6 +34,26 @@ class Recent:
         self.least = 0.0  # chance of the drafts so far under which it pays to stop, as the drafter names chances
         self.exploring = 0  # rounds of exploration that are left
         self.version = 0  # the controller's count of drafters when `rate` was begun
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What drafts of a request are expected to earn."""
+
+    alpha: float
+    doubt: float  # how far above it alpha may lie
+
+    def tokens(self, gamma: int) -> float:
+        """(1 - a^(gamma+1)) / (1 - a)."""
+        return sum(self.alpha**level for level in range(gamma + 1))
+
+    def worth(self, level: int) -> float:
+        """Tokens that the draft at this level, from 1, earns; the first one also lessens the doubt."""
+        return self.alpha**level + (self.doubt if level == 1 else 0.0)
+
+    def hoped(self, gamma: int) -> float:
+        """Tokens of a step, with what looking is worth."""
+        return self.tokens(gamma) + (self.doubt if gamma else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,51 +123,54 @@ class GammaController:
         drafting = [sum(1 for gamma in gammas if gamma >= level) for level in range(1, max(gammas, default=0) + 1)]
         return target + self.costs.draft(drafting)
 
+    def _chance(self, one: Asking) -> Chance:
+        self._refresh(one.recent)
+        rate = one.recent.rate
+        return Chance(self._rates.alpha(one.domain, rate), self._rates.doubt(one.domain, rate))
+
     def _refresh(self, recent: Recent) -> None:
         if recent.version != self._version:
             recent.rate, recent.version = request_rate(), self._version
 
     def _think(self, asking: Sequence[Asking], limits: Sequence[int], plain: int) -> None:
         """Sets each request's gamma."""
-        for one in asking:
-            self._refresh(one.recent)
-        alphas = [self._rates.alpha(one.domain, one.recent.rate) for one in asking]
+        chances = [self._chance(one) for one in asking]
         present = [min(one.recent.gamma, limit) for one, limit in zip(asking, limits, strict=True)]
-        tokens = plain + sum(_tokens(alpha, gamma) for alpha, gamma in zip(alphas, present, strict=True))
+        tokens = plain + sum(chance.hoped(gamma) for chance, gamma in zip(chances, present, strict=True))
         standing = tokens / max(self.step_seconds(present, plain), 1e-9)
         idle = (len(asking) + plain) / max(self.step_seconds([0] * len(asking), plain), 1e-9)
         if idle >= standing:
             present, least = [0] * len(asking), idle * _ENTER
         else:
             least = max(standing * _CHANGE, idle * _ENTER)
-        gammas, rate = self._best(alphas, limits, plain)
+        gammas, rate = self._best(chances, limits, plain)
         chosen = gammas if rate > least else present
         for one, gamma in zip(asking, chosen, strict=True):
             one.recent.gamma = gamma
         if self._cut is not None and any(chosen):
-            self._set_least(self._cut, asking, alphas, chosen, plain)
+            self._set_least(self._cut, asking, chances, chosen, plain)
 
     def _set_least(
-        self, cut: ConfidenceCut, asking: Sequence[Asking], alphas: Sequence[float], gammas: Sequence[int], plain: int
+        self, cut: ConfidenceCut, asking: Sequence[Asking], chances: Sequence[Chance], gammas: Sequence[int], plain: int
     ) -> None:
         """One more draft earns (chance that those before hold) * alpha tokens, and costs what it costs at this rate."""
         batch, drafting = len(asking) + plain, sum(1 for gamma in gammas if gamma)
         rows = batch + sum(gammas)
-        tokens = plain + sum(_tokens(alpha, gamma) for alpha, gamma in zip(alphas, gammas, strict=True))
+        tokens = plain + sum(chance.tokens(gamma) for chance, gamma in zip(chances, gammas, strict=True))
         seconds = self.costs.draft_further(drafting) / drafting
         seconds += max(self.costs.target(batch, rows) - self.costs.target(batch, rows - 1), 0.0)
         needed = seconds * tokens / self.step_seconds(gammas, plain)
-        for one, alpha in zip(asking, alphas, strict=True):
-            one.recent.least = cut.least(needed / max(alpha, 1e-3))
+        for one, chance in zip(asking, chances, strict=True):
+            one.recent.least = cut.least(needed / max(chance.alpha, 1e-3))
 
-    def _best(self, alphas: Sequence[float], limits: Sequence[int], plain: int) -> tuple[list[int], float]:
+    def _best(self, chances: Sequence[Chance], limits: Sequence[int], plain: int) -> tuple[list[int], float]:
         """Of each depth the best batch, adding drafts in the order of what they earn; of these the best."""
         offers = sorted(
-            (-(alpha**level), level, index)
-            for index, alpha in enumerate(alphas)
+            (-chance.worth(level), level, index)
+            for index, chance in enumerate(chances)
             for level in range(1, limits[index] + 1)
         )
-        batch = len(alphas) + plain
+        batch = len(chances) + plain
         # No step is cheaper for reading more, whatever noise says.
         target = list(accumulate((self.costs.target(batch, batch + count) for count in range(len(offers) + 1)), max))
         best: list[tuple[float, int, int]] = []
@@ -156,7 +180,7 @@ class GammaController:
             count, rate = self._best_count(within, depth, batch, target)
             if rate > best_rate:
                 best, best_rate = within[:count], rate
-        gammas = [0] * len(alphas)
+        gammas = [0] * len(chances)
         for _, _, index in best:
             gammas[index] += 1
         return gammas, best_rate
@@ -203,8 +227,3 @@ class GammaController:
             recent.exploring = (recent.exploring or _EXPLORE_ROUNDS) - 1
             domains[name].due -= 1
             gammas[chosen] = 1
-
-
-def _tokens(alpha: float, gamma: int) -> float:
-    """(1 - a^(g+1)) / (1 - a)."""
-    return sum(alpha**level for level in range(gamma + 1))

@@ -6,10 +6,13 @@ back on (a Beta prior's mean); the last one falls back on one half: the benefit 
 
 from __future__ import annotations
 
+import math
+
 _PRIOR = 0.5
 _ALL, _DOMAIN, _REQUEST = 0.995, 0.99, 0.97  # decay a round: memories of 200, 100 and 33 rounds
 _STRENGTH = 4.0  # tested positions that a prior weighs
 _REQUEST_STRENGTH = 24.0  # as requests of a domain differ by about 0.1
+_DOUBT = 0.7  # standard deviations that a request gets for the benefit of the doubt
 _FADE, _FADED = 0.998, 8.0  # of a domain's counts for a round without a draft, and what is left of them at least
 _MOST_DOMAINS = 256  # tags come from clients: the longest unused is forgotten
 
@@ -71,6 +74,19 @@ class Rates:
     def add(self, name: str, accepted: float, tested: float) -> None:
         self._all.add(accepted, tested)
         self.domain(name).rate.add(accepted, tested)
+
+    def doubt(self, name: str, own: Rate) -> float:
+        """How far above its estimate a request's alpha may lie: what a first draft is worth for being looked at.
+
+        The upper end of a Wilson score interval (1927) less the estimate. What the estimate falls back on counts as
+        evidence, as far as it was seen itself.
+        """
+        domain = self._domains.get(name)
+        seen = min(self._all.tested, _STRENGTH) + (domain.rate.tested if domain is not None else 0.0)
+        count = own.tested + min(seen, _REQUEST_STRENGTH)
+        alpha, z2 = self.alpha(name, own), _DOUBT * _DOUBT
+        spread = _DOUBT * math.sqrt(alpha * (1 - alpha) * count + z2 / 4)
+        return (alpha * count + z2 / 2 + spread) / (count + z2) - alpha
 
     def alpha(self, name: str, own: Rate | None = None) -> float:
         """The estimate for a request of this domain, or for the domain itself."""

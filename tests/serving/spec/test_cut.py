@@ -29,12 +29,12 @@ def test_a_drafter_too_sure_or_too_modest_is_read_rightly(truth: float, expected
 TARGET_S, DRAFT_S = 0.020, 0.003
 
 
-def seconds_a_token(*, cut: bool, sure: float, spread: float, rounds: int = 6000) -> float:
+def seconds_a_token(*, cut: bool, sure: float, spread: float, rounds: int = 6000, seed: int = 4) -> float:
     """One request whose positions are hard or easy, sure +- spread with equal chance; the drafter knows which.
 
     Plain Python: a flat target and a draft that costs 15 % of it.
     """
-    rng = random.Random(4)
+    rng = random.Random(seed)
     made = GammaController(fixed=None, most=6, exploration=0.0, cut=cut)
     for rows in (1, 64):
         made.costs.by_rows.set(rows, TARGET_S)
@@ -61,7 +61,12 @@ def seconds_a_token(*, cut: bool, sure: float, spread: float, rounds: int = 6000
 
 @pytest.mark.parametrize("sure", [0.5, 0.6, 0.7])
 def test_it_pays_where_positions_differ(sure: float) -> None:
-    assert seconds_a_token(cut=True, sure=sure, spread=0.28) < 0.99 * seconds_a_token(cut=False, sure=sure, spread=0.28)
+    """Over four runs, since one differs from the next by half a per cent."""
+    with_cut, without = (
+        sum(seconds_a_token(cut=cut, sure=sure, spread=0.28, rounds=3000, seed=seed) for seed in range(4))
+        for cut in (True, False)
+    )
+    assert with_cut < 0.99 * without
 
 
 @pytest.mark.parametrize("sure", [0.1, 0.5, 0.8, 0.97])

@@ -68,7 +68,7 @@ def test_a_batch_is_maximised_as_a_whole(alphas: list[float], draft_s: float) ->
     chosen = choose(made, [f"d{index}" for index in range(3)], [16] * 3)
     best = max(rate(alphas, gammas, draft_s) for gammas in product(range(5), repeat=3))
     found = rate(alphas, tuple(chosen), draft_s)
-    assert found == pytest.approx(best) or (not any(chosen) and found * 1.02 >= best)
+    assert found * 1.01 >= best or (not any(chosen) and found * 1.02 >= best), "a look at a new request costs a little"
 
 
 def test_a_useless_drafter_is_left_alone_and_a_good_one_used() -> None:
@@ -228,7 +228,7 @@ def test_a_request_goes_by_its_own_drafts_within_some_rounds() -> None:
 
 def test_a_request_that_does_not_draft_returns_to_its_domain() -> None:
     made = controller()
-    teach(made, 0.3, rounds=2000)
+    teach(made, 0.15, rounds=2000)  # one draft pays from 0.125 on
     one = Asking("d", 16, Recent())
     for _ in range(150):
         one.recent.rate.add(0, 1)
@@ -283,17 +283,39 @@ def test_the_speedup_is_that_of_leviathan(alpha: float, cost: float) -> None:
     assert speedups[gamma] >= max(speedups) / 1.02
 
 
+def test_a_few_failed_drafts_do_not_turn_a_drafter_off() -> None:
+    """They happen by chance, (1 - 0.3)^4 = 0.24 of the time, with a drafter that pays by a sixth."""
+    made = controller()
+    one = Asking("d", 16, Recent())
+    for _ in range(4):
+        made.observe("d", 0, 1, one.recent)
+    assert made.choose([one]) == [1]
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.25, 0.3, 0.4])
+def test_an_alpha_a_little_above_break_even_is_not_missed(alpha: float) -> None:
+    """Each request starts with a few drafts, whose outcome says little: over many, two thirds of the gain are kept."""
+    gains = []
+    for seed in range(8):
+        auto, plain = simulate(started(), [alpha] * 8, batch=1, prompt=16, seed=seed)
+        gains.append(plain / auto - 1)
+    best = max(
+        expected_tokens(alpha, g) * (TARGET_S + ROW_S) / (TARGET_S + ROW_S * (1 + g) + g * DRAFT_S) for g in (1, 2, 3)
+    )
+    assert sum(gains) / len(gains) > (best - 1) * 2 / 3
+
+
 CATCH_UP_S = 0.0002  # a row that the drafter reads late; more than the head of SmolLM2 takes
 
 
 def simulate(
-    made: GammaController, alphas: Sequence[float], *, batch: int, steps: int = 120, prompt: int = 60
+    made: GammaController, alphas: Sequence[float], *, batch: int, steps: int = 120, prompt: int = 60, seed: int = 5
 ) -> tuple[float, float]:
     """Seconds a token with the controller and without, over waves of `batch` requests of one alpha a wave.
 
     The controller learns from noisy measurements; time is counted without the noise.
     """
-    rng = random.Random(5)
+    rng = random.Random(seed)
     spent = tokens = 0.0
     for alpha in alphas:
         recents = [Recent() for _ in range(batch)]
