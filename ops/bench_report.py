@@ -90,7 +90,19 @@ def _together(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _speeds(entries: Iterable[Mapping[str, Any]]) -> Table:
     table = Table(title="Tokens a second, median (least … most) of all calls")
     table.add_column("contender")
-    for name in ("batch", "tok/s", "TTFT ms", "ITL ms", "p99", "tok/step", "α", "other %", "bandwidth %", "peak MB"):
+    for name in (
+        "batch",
+        "tok/s",
+        "TTFT ms",
+        "ITL ms",
+        "p99",
+        "tok/step",
+        "α",
+        "other %",
+        "bandwidth %",
+        "peak MB",
+        "huge MB",
+    ):
         table.add_column(name, justify="right")
     for row in sorted(entries, key=lambda row: row["batch"]):
         table.add_row(
@@ -105,6 +117,7 @@ def _speeds(entries: Iterable[Mapping[str, Any]]) -> Table:
             _number(row["overhead_share"], 100, 1),
             _number(row["bandwidth_share"], 100, 0),
             _number(row["peak_memory_bytes"], 1e-6, 0),
+            _number(row["huge_page_bytes"], 1e-6, 0),
         )
     return table
 

@@ -38,6 +38,7 @@ def _who(contender: Contender, findings: Findings, batch: int, domain: str) -> d
         "gamma": contender.gamma or None,
         "peak_memory_bytes": memory.get("peak"),
         "memory_bytes": memory.get("now"),
+        "huge_page_bytes": memory.get("huge"),
     }
 
 

@@ -18,6 +18,7 @@ from ops.bench_line_up import Contender
 from ops.bench_measure import Measure, Messages
 from shared.config import Config, config_from_dict
 from shared.errors import RedraftError
+from shared.models.huge_pages import bytes_on_huge_pages
 
 
 class Backend(Protocol):
@@ -95,10 +96,11 @@ class _Worker:
         return {"swap": self._backend.swap(task["conversations"], task["domain"], task["max_tokens"])}
 
     def _memory(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Bytes: the most that this process ever held (loading included), and what it holds now."""
+        """Bytes: the most that this process ever held (loading included), what it holds now, and on huge pages."""
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         now = pages * resource.getpagesize()
-        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "now": now}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak": peak, "now": now, "huge": bytes_on_huge_pages()}
 
     def _bandwidth(self, task: Mapping[str, Any]) -> dict[str, Any]:
         from ops.bench_bandwidth import read_bandwidth

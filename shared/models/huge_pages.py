@@ -17,6 +17,7 @@ _MADV_COLLAPSE = 25
 _HUGE = 2 * 2**20  # bytes
 _AT_ONCE = 64 * 2**20  # bytes a call: one page that cannot be had does not fail the rest
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(\[heap\])?$")
+_HELD = re.compile(r"^AnonHugePages: +(\d+) kB", re.MULTILINE)
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,15 @@ def use_huge_pages() -> int:
             granted += size
     log.info("%d MiB lie on huge pages", granted >> 20)
     return granted
+
+
+def bytes_on_huge_pages() -> int:
+    """What this process holds on huge pages now; 0 where the system does not say."""
+    try:
+        found = _HELD.search(Path("/proc/self/smaps_rollup").read_text(encoding="ascii"))
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found is not None else 0
 
 
 def _ranges(mappings: list[str]) -> Iterator[tuple[int, int]]:  # (address, bytes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.models import huge_pages
-from shared.models.huge_pages import use_huge_pages
+from shared.models.huge_pages import bytes_on_huge_pages, use_huge_pages
 
 MIB = 2**20
 
@@ -37,6 +37,7 @@ def test_what_lies_on_huge_pages_is_unchanged() -> None:
     granted = use_huge_pages()
     assert int(table.sum()) == expected
     assert granted % (2 * MIB) == 0
+    assert bytes_on_huge_pages() >= min(granted, 1), "what was granted is seen to be there"
 
 
 def test_a_system_without_them_is_served_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,4 +45,4 @@ def test_a_system_without_them_is_served_as_well(monkeypatch: pytest.MonkeyPatch
         raise FileNotFoundError("/proc")
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert use_huge_pages() == 0
+    assert use_huge_pages() == bytes_on_huge_pages() == 0
