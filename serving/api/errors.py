@@ -1,8 +1,9 @@
 """The one place where an error becomes an HTTP answer, always in OpenAI's envelope.
 
 Invariant: every answer with a status of 400 or more that leaves this package is
-`{"error": {"message", "type", "param", "code"}}`, whatever raised it: our own tree, the body's validation, an unknown
-route, or a defect. It decides codes and wording only; what is refused is decided where it is raised.
+`{"error": {"message", "type", "param", "code"}}`, whatever raised it: our own tree, an ending of the engine, the body's
+validation, an unknown route, or a defect. It decides codes and wording only; what is refused is decided where it is
+raised.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from serving.api.fields import UNKNOWN_KIND, UNSUPPORTED
+from serving.engine.events import Ending
 from shared.errors import NotReady, Overloaded, RedraftError, RequestError
 
 RETRY_NOT_READY_S = 1
@@ -83,6 +85,23 @@ def response_to(error: RedraftError) -> JSONResponse:
     elif isinstance(error, RequestError) and error.code == "deadline_exceeded":
         headers["X-Should-Retry"] = "false"  # OpenAI's clients would: the deadline is theirs, and the load as it was
     return JSONResponse(envelope_of(error), status_of(error), headers)
+
+
+def error_of(ending: Ending, *, silent: bool, grammar_field: str) -> RedraftError | None:
+    """What an irregular ending is to the client, or None. `silent`: nothing has been said before it."""
+    match ending.reason:
+        case "failed" if ending.code == "invalid_grammar":
+            return RequestError(ending.message, param=grammar_field, code=ending.code)
+        case "failed":
+            return RedraftError(ending.message)
+        case "cancelled":  # not by this client: it would not read this
+            return NotReady(ending.message)
+        case "deadline" if silent:  # later, what has been said is the answer
+            message = (
+                "The request's own timeout passed before its first token. Allow more time, or send it again later."
+            )
+            return RequestError(message, param="timeout", code="deadline_exceeded")
+    return None
 
 
 def install_error_handlers(app: FastAPI) -> None:
