@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from serving.api.fields import UNKNOWN_KIND, UNSUPPORTED
+from serving.api.fields import UNKNOWN_KIND, UNREADABLE, UNSUPPORTED, printable
 from serving.engine.events import Ending
 from shared.errors import NotReady, Overloaded, RedraftError, RequestError
 
@@ -64,7 +64,7 @@ def status_of(error: RedraftError) -> int:
 def envelope(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """`type` follows from the status, as OpenAI's clients expect it."""
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}}
+    return {"error": {"message": printable(message), "type": kind, "param": param and printable(param), "code": code}}
 
 
 def envelope_of(error: RedraftError) -> dict[str, Any]:
@@ -130,11 +130,6 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_defect)
 
 
-def _printable(text: str) -> str:
-    """What a client sent may be quoted back, and may not be encodable."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _envelope_of_http_error(request: Request, error: HTTPException) -> dict[str, Any]:
     if error.status_code == 404:
         message = f"Unknown request URL: {request.method} {request.url.path}. The routes are listed at /openapi.json."
@@ -162,11 +157,11 @@ def _refusal_of_body(request: Request, errors: Sequence[Mapping[str, Any]]) -> R
     if first["type"] == "json_invalid":
         detail, position = first["ctx"]["error"], first["loc"][1]
         return RequestError(f"The request body is not JSON: {detail} at character {position}.", code="invalid_json")
-    param = _path(first["loc"])
-    if first["type"].startswith((UNSUPPORTED, UNKNOWN_KIND)):
+    param = _path(first["loc"], first)
+    if first["type"].startswith((UNSUPPORTED, UNREADABLE, UNKNOWN_KIND)):
         first = _of_field(first)
         param = f"{param}.{first['field']}" if param and first["field"] else param or first["field"]
-    if not param:
+    if not param and first["type"] != "extra_forbidden":  # a field may have no letters in its name
         return RequestError("The request body must be a JSON object.", code="invalid_type")
     if first["type"] == UNSUPPORTED:
         message = f"'{param}' is not supported by this service. Leave it out."
@@ -185,6 +180,8 @@ def _of_field(error: Mapping[str, Any]) -> Mapping[str, Any]:
     """What our own error types say of one field of an object, in the words of pydantic's; `field` is its name."""
     if error["type"] == UNSUPPORTED:
         return {**error, "field": error["ctx"]["field"]}
+    if error["type"] == UNREADABLE:
+        return {"type": "extra_forbidden", "field": error["ctx"]["field"]}
     field, given = error["type"].removeprefix(UNKNOWN_KIND), error["input"]
     if not isinstance(given, dict):
         return {"type": "dict_type", "msg": "must be an object", "field": ""}
@@ -198,14 +195,20 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def _path(location: Sequence[str | int]) -> str:
+def _path(location: Sequence[str | int], error: Mapping[str, Any]) -> str:
     """`messages[0].content` of ("body", "messages", 0, "content", "(string)"); the last is a union's tag."""
+    steps = list(location[1:])
+    if (
+        steps and steps[-1] == "[key]"
+    ):  # of a dictionary: the key is what was given, and stands in the path as text only
+        steps[-2:] = [error["input"]]
+    named = error["type"] in ("extra_forbidden", "missing") or steps != list(location[1:])  # the last is never a tag
     path = ""
-    for step in location[1:]:
+    for place, step in enumerate(steps, start=1):
         if isinstance(step, int):
             path += f"[{step}]"
         elif not path:
             path = step
-        elif not step.startswith("("):
+        elif not step.startswith("(") or (named and place == len(steps)):
             path += f".{step}"
     return path
