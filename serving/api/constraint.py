@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from serving.api.fields import encodable
+from serving.api.fields import NO_SCHEMA, encodable
 from serving.api.formats import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, Tool
 from serving.api.modest import require_modest
 from serving.api.schema import ChatCompletionRequest, Generation
@@ -59,18 +59,10 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
         except (ValueError, RecursionError) as error:
             message = f"'structured_outputs.json' is not JSON: {error}."
             raise RequestError(message, param="structured_outputs.json") from error
-        _require_text(schema, "structured_outputs.json")
+        if not encodable(schema):
+            raise RequestError(f"'structured_outputs.json' {NO_SCHEMA}.", param="structured_outputs.json")
     require_modest(schema, "structured_outputs.json")
     return Grammar("json_schema", json.dumps(schema))
-
-
-def _require_text(schema: Any, param: str) -> None:
-    try:
-        if encodable(schema):
-            return
-    except RecursionError:
-        return  # `require_modest` says so
-    raise RequestError(f"'{param}' must be Unicode text; it has half a surrogate pair.", param=param)
 
 
 def calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:

@@ -198,11 +198,9 @@ def _is_json(content_type: str) -> bool:
 def _path(location: Sequence[str | int], error: Mapping[str, Any]) -> str:
     """`messages[0].content` of ("body", "messages", 0, "content", "(string)"); the last is a union's tag."""
     steps = list(location[1:])
-    if (
-        steps and steps[-1] == "[key]"
-    ):  # of a dictionary: the key is what was given, and stands in the path as text only
-        steps[-2:] = [error["input"]]
-    named = error["type"] in ("extra_forbidden", "missing") or steps != list(location[1:])  # the last is never a tag
+    named = error["type"] in ("extra_forbidden", "missing")  # then the last is a name, whatever it looks like
+    if steps[-1:] == ["[key]"]:  # a key of a dictionary is what is wrong; the path has it as far as it is text
+        steps[-2:], named = [error["input"]], True
     path = ""
     for place, step in enumerate(steps, start=1):
         if isinstance(step, int):

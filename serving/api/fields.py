@@ -90,24 +90,22 @@ def printable(text: str) -> str:
 
 
 def encodable(value: Any) -> bool:
-    """Whether all texts in a JSON value are Unicode: JSON can escape one half of a surrogate pair."""
+    """Whether a JSON value can be written again: JSON can escape one half of a surrogate pair, which is no text."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+    except (UnicodeEncodeError, RecursionError):
         return False
     return True
 
 
 def _require_encodable(value: T) -> T:
-    try:
-        whole = encodable(value)
-    except RecursionError as error:
-        raise PydanticCustomError("nesting", "is nested too deep") from error
-    if not whole:
-        raise PydanticCustomError("text_encoding", "must be Unicode text; it has half a surrogate pair")
+    if not encodable(value):
+        raise PydanticCustomError("text_encoding", NO_TEXT if isinstance(value, str) else NO_SCHEMA)
     return value
 
 
+NO_TEXT = "must be Unicode text; it has half a surrogate pair"
+NO_SCHEMA = f"{NO_TEXT}, or is nested too deep"
 Text = Annotated[str, AfterValidator(_require_encodable)]
 Schema = Annotated[dict[str, Any], AfterValidator(_require_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

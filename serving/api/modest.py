@@ -86,5 +86,5 @@ def _steps(value: Any) -> int:
         return 1
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int), "it is finite"
-    places = len(digits) + max(exponent, 0)
-    return MOST_STEPS + 1 if places > len(str(MOST_STEPS)) else int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    written = "".join(map(str, digits)) + "0" * min(max(exponent, 0), len(str(MOST_STEPS)))
+    return MOST_STEPS + 1 if len(written) > len(str(MOST_STEPS)) else int(written)
