@@ -14,7 +14,7 @@ from ops.bench_llama import importable as llama_importable
 from ops.bench_measure import Messages
 from ops.bench_prompts import built_in, from_file
 from ops.demo_files import require_writable
-from ops.settings import FLAGS, read_settings
+from ops.settings import FLAGS, help_of, read_settings
 from shared.config import Config
 from shared.errors import ConfigError
 
@@ -73,35 +73,45 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration; repeatable"
     )
     who = parser.add_argument_group("who takes part")
-    who.add_argument("--target", metavar="X", help=f"{FLAGS['target'][1]} (target.model)")
-    who.add_argument("--drafter", metavar="X", help=f"{FLAGS['drafter'][1]} (drafter.model)")
-    who.add_argument("--device", metavar="X", help=f"{FLAGS['device'][1]} (target.device)")
+    who.add_argument("--target", metavar="X", help=help_of("target"))
+    who.add_argument("--drafter", metavar="X", help=help_of("drafter"))
+    who.add_argument("--device", metavar="X", help=help_of("device"))
     who.add_argument(
         "--contenders",
         metavar="A,B",
         help=f"of {', '.join(KINDS)} (default: {', '.join(_DEFAULT_KINDS)}, and llama where llama_cpp is installed)",
     )
-    who.add_argument("--dtype", default="auto", metavar="A,B", help="weight formats of ours (default: %(default)s)")
+    who.add_argument("--dtype", default="auto", metavar="A,B", help="weight formats of ours")
     who.add_argument("--gamma", default="auto", metavar="A,B", help="auto and numbers, each a contender")
-    who.add_argument("--peer-dtype", default="fp32", metavar="A,B", help="of transformers (default: %(default)s)")
-    who.add_argument("--assistant", default="", metavar="X", help="model that drafts for transformers' assisted")
+    who.add_argument("--peer-dtype", default="fp32", metavar="A,B", help="of transformers")
+    who.add_argument(
+        "--assistant",
+        default="",
+        metavar="X",
+        help="model that drafts for transformers' assisted; default: it takes no part",
+    )
     who.add_argument("--gguf", default="", metavar="FILE", help="for llama.cpp (default: the built-in target's)")
     who.add_argument(
         "--against", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server; repeatable"
     )
     what = parser.add_argument_group("what they are asked")
-    what.add_argument("--domains", default=_DOMAINS, metavar="A,B", help="built-in prompts (default: %(default)s)")
-    what.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL of your own, such as Spec-Bench's")
-    what.add_argument("--count", type=int, default=4, metavar="N", help="prompts a domain (default: %(default)s)")
-    what.add_argument("--batch", default=_BATCHES, metavar="A,B", help="answered together (default: %(default)s)")
-    what.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of an answer (default: %(default)s)")
-    what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)g)")
+    what.add_argument("--domains", default=_DOMAINS, metavar="A,B", help="built-in prompts")
+    what.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSONL of your own, such as Spec-Bench's; default: the built-in prompts",
+    )
+    what.add_argument("--count", type=int, default=4, metavar="N", help="prompts a domain")
+    what.add_argument("--batch", default=_BATCHES, metavar="A,B", help="answered together")
+    what.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most tokens of an answer")
+    what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     what.add_argument("--ignore-eos", action="store_true", help="every answer is --max-tokens long")
     how = parser.add_argument_group("how it is measured")
-    how.add_argument("--repeats", type=int, default=5, metavar="N", help="of everything (default: %(default)s)")
-    how.add_argument("--warmup-tokens", type=int, default=32, metavar="N", help="of an answer before it counts")
+    how.add_argument("--repeats", type=int, default=5, metavar="N", help="of everything")
+    how.add_argument("--warmup-tokens", type=int, default=32, metavar="N", help="tokens of an answer before it counts")
     how.add_argument("--arrival", choices=("closed", "poisson"), default="closed", help="poisson: open loop, ours only")
-    how.add_argument("--rate", type=float, metavar="R", help="requests a second under --arrival poisson")
+    how.add_argument("--rate", type=float, metavar="R", help="requests a second under --arrival poisson; no default")
     how.add_argument("--swap", action="store_true", help="also measure how long a swap holds decoding up")
     how.add_argument("--threads", type=int, default=0, metavar="N", help="of each contender (default: all cores)")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts, arrivals and resampling")

@@ -10,7 +10,7 @@ import importlib
 import os
 import signal
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +20,16 @@ from typing import NoReturn
 from shared.errors import RedraftError
 
 INTERRUPTED, REFUSED, PIPE_CLOSED = 130, 2, 141
+
+
+class Help(HelpFormatter):
+    """Every flag with a default says it."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        text, default = action.help or "", action.default
+        if "default" in text or isinstance(default, bool | list) or default in (None, SUPPRESS, ""):
+            return text
+        return f"{text} (default: %(default)s)"
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,7 @@ def _parser(chosen: str) -> ArgumentParser:
             help=command.meaning,
             description=f"{command.meaning[0].upper()}{command.meaning[1:]}.",
             allow_abbrev=False,
+            formatter_class=Help,
         )
         if name == chosen:
             importlib.import_module(command.module).add_arguments(sub)

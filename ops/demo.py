@@ -37,17 +37,13 @@ _PIPE_WIDTH = 100
 
 def add_arguments(parser: ArgumentParser) -> None:
     settings.add_arguments(parser, no_learn="the control: the learner measures, but nothing is promoted")
-    parser.add_argument(
-        "--minutes", type=_positive, default=MINUTES, metavar="M", help="for the whole run (%(default)g)"
-    )
-    parser.add_argument("--users", type=_count, default=8, metavar="N", help="concurrent users (%(default)s)")
-    parser.add_argument("--max-tokens", type=_count, default=96, metavar="N", help="of an answer (%(default)s)")
-    parser.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="0 is greedy (%(default)g)")
-    parser.add_argument("--traffic", type=Path, metavar="FILE", help="JSONL to send instead of the built-in phases")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the prompts' choice and order (%(default)s)"
-    )
-    parser.add_argument("--png", type=Path, default=Path("alpha.png"), metavar="FILE", help="picture (%(default)s)")
+    parser.add_argument("--minutes", type=_positive, default=MINUTES, metavar="M", help="minutes for the whole run")
+    parser.add_argument("--users", type=_count, default=8, metavar="N", help="concurrent users")
+    parser.add_argument("--max-tokens", type=_count, default=96, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="0 is greedy")
+    parser.add_argument("--traffic", type=Path, metavar="FILE", help="JSONL to send; default: the built-in phases")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts' choice and order")
+    parser.add_argument("--png", type=Path, default=Path("alpha.png"), metavar="FILE", help="picture")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     parser.add_argument("--keep", action="store_true", help="leave the stack up at the end, until Ctrl-C")
     parser.add_argument("--plain-output", action="store_true", help="lines instead of the live view")

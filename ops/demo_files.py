@@ -38,7 +38,7 @@ def write_picture(path: Path, run: Run, report: Mapping[str, Any], model: str) -
     measurements = sorted(run.board.measurements, key=lambda m: m.finished_at)
     tokens = tokens_at(run.board.windows, [m.finished_at for m in measurements])
     swaps = [Swap(promotion.version, run.tokens_at(promotion.at)) for promotion in run.board.promotions]
-    stretches = stretches_of(run, {domain: _gain(report, domain) for domain in report["last_third"]})
+    stretches = stretches_of(run, notes_of(report))
     draw(path, measurements, tokens, stretches, swaps, f"{model} under drifting traffic")
 
 
@@ -58,7 +58,14 @@ def stretches_of(run: Run, notes: Mapping[str, str]) -> list[Stretch]:
     return [replace(s, end=end, note=notes.get(s.label, "")) for s, end in zip(found, ends, strict=True)]
 
 
+def notes_of(report: Mapping[str, Any]) -> dict[str, str]:
+    """What each judged domain came to."""
+    return {domain: _gain(report, domain) for domain in report["last_third"]}
+
+
 def _gain(report: Mapping[str, Any], domain: str) -> str:
+    if domain in report["unlearnt"]:
+        return "too short to show learning"
     live, static = (report[f"alpha_{kind}_last_third"]["domains"][domain] for kind in ("live", "static"))
     return "" if live is None else f"{live - static:+.2f} over the last third"
 

@@ -19,6 +19,7 @@ from ops.demo_alpha import Measurement
 _LIVE, _STATIC, _SWAP, _INK = "#0b6e99", "#b0572b", "#3a7d44", "#30363d"
 _SHADES = ("#f3f4f6", "#fdf3e1", "#e8f1fb", "#eef7ec", "#f6ecf6")
 _LEAST, _MOST = 12, 60  # requests in a moving average
+_APART = 2  # pixels between labels
 _SHARE = 5  # of a stretch: a moving average covers one part in this many
 
 
@@ -85,8 +86,8 @@ def draw(
     room = max(highest - lowest, 0.1)  # labels stand above the lines, swaps below
     axes.set_ylim(max(0.0, lowest - 0.2 * room), highest + 0.35 * room)
     axes.set_xlim(0, max([stretch.end for stretch in stretches], default=1.0) or 1.0)
-    _shade(axes, stretches)
-    _mark_swaps(axes, swaps)
+    above = _shade(axes, stretches)
+    below = _mark_swaps(axes, swaps)
     if measurements:
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9.5, labelcolor=_INK)
     else:
@@ -98,7 +99,11 @@ def draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
     axes.set_axisbelow(True)
+    for label in (*above, *below):
+        label.set_in_layout(False)  # they make room for each other, not the frame for them
     figure.tight_layout()
+    _part(axes, above, -1)
+    _part(axes, below, 1)
     figure.savefig(path)
     pyplot.close(figure)
 
@@ -108,14 +113,15 @@ def _lines(
 ) -> list[float]:
     """Draws both drafters in every stretch and returns the levels that must be seen."""
     seen: list[float] = []
-    labels = {"static": "static drafter", "live": "live drafter"}
+    labels = {"live": "live drafter", "static": "static drafter"}
     for stretch in stretches:
         mine = [(m, at) for m, at in zip(measurements, tokens, strict=True) if m.domain in stretch.domains]
         mine = [(m, at) for m, at in mine if m.positions]
         if not mine:
             continue
         x, counts = [at for _, at in mine], [m.positions for m, _ in mine]
-        for kind, color, width, dashes in (("static", _STATIC, 1.8, (0, (5, 2))), ("live", _LIVE, 2.4, "-")):
+        # Live first: dashes on a line show that both are the same, a line on dashes hides one of them.
+        for kind, color, width, dashes in (("live", _LIVE, 2.4, "-"), ("static", _STATIC, 1.8, (0, (5, 2)))):
             line = smooth(x, [getattr(m, f"{kind}_sum") for m, _ in mine], counts)
             axes.plot(line.tokens, line.alpha, color=color, lw=width, ls=dashes, label=labels.pop(kind, None), zorder=3)
             axes.fill_between(
@@ -125,31 +131,54 @@ def _lines(
     return seen
 
 
-def _shade(axes: Any, stretches: Sequence[Stretch]) -> None:
+def _shade(axes: Any, stretches: Sequence[Stretch]) -> list[Any]:
+    """The labels, from left to right."""
     across = axes.get_xaxis_transform()
+    labels = []
     for number, stretch in enumerate(stretches):
-        axes.axvspan(stretch.start, stretch.end, color=_SHADES[number % len(_SHADES)], lw=0, zorder=0)
+        shade = _SHADES[number % len(_SHADES)]
+        axes.axvspan(stretch.start, stretch.end, color=shade, lw=0, zorder=0)
         middle = (stretch.start + stretch.end) / 2
-        behind = {"boxstyle": "square,pad=0.15", "fc": _SHADES[number % len(_SHADES)], "ec": "none"}
-        axes.text(middle, 0.97, stretch.label, transform=across, ha="center", va="top", color=_INK, bbox=behind)
-        axes.text(
-            middle, 0.905, stretch.note, transform=across, ha="center", va="top", fontsize=9, color=_LIVE, bbox=behind
+        behind = {"boxstyle": "square,pad=0.15", "fc": shade, "ec": "none"}
+        labels.append(
+            axes.text(middle, 0.97, stretch.label, transform=across, ha="center", va="top", color=_INK, bbox=behind)
         )
+        if stretch.note:
+            small = {"fontsize": 9, "color": _LIVE, "bbox": behind}
+            labels.append(axes.text(middle, 0.97, stretch.note, transform=across, ha="center", va="top", **small))
         if number:
             axes.axvline(stretch.start, color=_INK, lw=1.3, zorder=1)
-            axes.text(stretch.start, 0.97, " drift", transform=across, va="top", fontsize=9, style="italic", color=_INK)
+            small = {"fontsize": 9, "style": "italic", "color": _INK}
+            labels.append(axes.text(stretch.start, 0.97, " drift", transform=across, va="top", **small))
+    return labels
 
 
-def _mark_swaps(axes: Any, swaps: Sequence[Swap]) -> None:
-    for number, swap in enumerate(swaps):
+def _mark_swaps(axes: Any, swaps: Sequence[Swap]) -> list[Any]:
+    """The labels, from left to right."""
+    from matplotlib.transforms import ScaledTranslation
+
+    on_the_line = ScaledTranslation(-4 / 72, 0, axes.figure.dpi_scale_trans)  # where the triangle's tip is
+    labels = []
+    for swap in swaps:
         axes.axvline(swap.tokens, color=_SWAP, lw=1.0, ls=(0, (1, 2)), zorder=1)
-        axes.annotate(
-            f"▲ {swap.label}",
-            (swap.tokens, 0.015 + 0.045 * (number % 2)),  # neighbours would overlap on one line
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(-4, 0),  # the triangle stands on the line
-            textcoords="offset points",
-            va="bottom",
-            fontsize=8,
-            color=_SWAP,
+        place = axes.get_xaxis_transform() + on_the_line
+        labels.append(
+            axes.text(swap.tokens, 0.015, f"▲ {swap.label}", transform=place, va="bottom", fontsize=8, color=_SWAP)
         )
+    return labels
+
+
+def _part(axes: Any, labels: Sequence[Any], direction: int) -> None:
+    """Moves each label up (1) or down (-1) until it covers none before it, and into the frame where it sticks out."""
+    from matplotlib.transforms import Affine2D
+
+    renderer = axes.figure.canvas.get_renderer()
+    frame = axes.get_window_extent(renderer)
+    placed: list[Any] = []
+    for label in labels:
+        box = label.get_window_extent(renderer)
+        right, up = max(frame.x0 - box.x0, 0) - max(box.x1 - frame.x1, 0), 0.0
+        while any(box.translated(right, up).padded(_APART).overlaps(other) for other in placed):
+            up += direction
+        placed.append(box.translated(right, up))
+        label.set_transform(label.get_transform() + Affine2D().translate(right, up))

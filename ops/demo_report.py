@@ -2,7 +2,9 @@
 
 `alpha_live_last_third` and `alpha_static_last_third` are over all committed positions of the same requests, the last
 third of each drifted domain (of every domain, where the traffic never drifted); `alpha_gain_ci95` is the 95 % interval
-of their difference. Windows of one moment are one entry for each domain; `tokens` and `t` count from the first request.
+of their difference. `unlearnt` are the domains whose last third no promoted version served, where one could have been:
+their gain says nothing. Windows of one moment are one entry for each domain; `tokens` and `t` count from the first
+request.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Run:
     ended_at: float  # of the traffic
     seed: int
     about: Mapping[str, Any]  # command, commit, versions, machine
+    learning: bool = True  # False: the control, which promotes nothing
 
     @property
     def judged_domains(self) -> list[str]:
@@ -82,6 +85,8 @@ def report(run: Run) -> dict[str, Any]:
             }
             for domain, group in thirds.items()
         },
+        "unlearnt": _unlearnt(run, thirds),
+        "attempts": int(board.learner.get("attempts", 0)),
         "agreement": asdict(agreement(board.measurements, seed=run.seed)),
         "requests": _requests(run),
         "tokens": counters.total("emitted"),
@@ -93,6 +98,15 @@ def report(run: Run) -> dict[str, Any]:
         "features_dropped": counters.total("features_dropped"),
         "run": dict(run.about),
     }
+
+
+def _unlearnt(run: Run, thirds: Mapping[str, Sequence[Measurement]]) -> list[str]:
+    learnt = {promotion.version for promotion in run.board.promotions}
+    return [
+        domain
+        for domain, group in thirds.items()
+        if run.learning and group and not any(m.version in learnt for m in group)
+    ]
 
 
 def _by_domain(overall: float | None, domains: dict[str, float | None]) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class DemoRun:
             ended_at=self._ended_at or time.time(),
             seed=self._session.seed,
             about=self._session.about,
+            learning=self._session.learning,
         )
 
     def _until_sent(self, display: Display) -> None:

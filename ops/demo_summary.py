@@ -27,20 +27,26 @@ def _claim(report: Mapping[str, Any]) -> Table:
     for domain, counts in report["last_third"].items():
         interval = report["alpha_gain_ci95_by_domain"][domain]
         alphas = static["domains"][domain], live["domains"][domain]
-        table.add_row(domain, f"{counts['requests']}", f"{counts['positions']:,}", *_gain(*alphas, interval))
+        gain = _gain(*alphas, interval, learnt=domain not in report["unlearnt"])
+        table.add_row(domain, f"{counts['requests']}", f"{counts['positions']:,}", *gain)
     if len(report["last_third"]) > 1:
         table.add_section()
         requests, positions = (
             sum(c[name] for c in report["last_third"].values()) for name in ("requests", "positions")
         )
-        gain = _gain(static["overall"], live["overall"], report["alpha_gain_ci95"])
+        learnt = set(report["last_third"]) > set(report["unlearnt"])
+        gain = _gain(static["overall"], live["overall"], report["alpha_gain_ci95"], learnt=learnt)
         table.add_row("together", f"{requests}", f"{positions:,}", *gain, style="bold")
     return table
 
 
-def _gain(static: float | None, live: float | None, interval: Sequence[float] | None) -> tuple[str, str, str, str]:
+def _gain(
+    static: float | None, live: float | None, interval: Sequence[float] | None, *, learnt: bool
+) -> tuple[str, str, str, str]:
     if static is None or live is None:
         return "–", "–", "–", "nothing measured"
+    if not learnt:
+        return f"{static:.3f}", f"{live:.3f}", "–", "too short to show learning"
     colour = "" if interval is None else "green" if interval[0] > 0 else "red" if interval[1] < 0 else "yellow"
     gain = f"{live - static:+.3f}"
     said = "too few requests" if interval is None else f"{interval[0]:+.3f} … {interval[1]:+.3f}"
@@ -57,6 +63,11 @@ def _facts(report: Mapping[str, Any]) -> list[str]:
     if requests["failed"]:
         lines.append(f"[red]{requests['failed']:,} requests failed[/]; the first: {escape(requests['first_error'])}")
     lines.append(_promotions(report))
+    if report["unlearnt"]:
+        lines.append(
+            f"[yellow]the run was too short to show learning[/] in {', '.join(report['unlearnt'])}: no learnt drafter "
+            f"served the last third of it ({report['attempts']} attempts had begun); give it more --minutes"
+        )
     if check["tested"]:
         counted = check["accepted"] / check["tested"]
         expected = check["expected_accepted"] / check["expected_tested"]

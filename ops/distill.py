@@ -34,23 +34,23 @@ DISTILLED = ("chat", "code", "maths")  # what a base learns from; the drift doma
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="alias, folder or hub name (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "fp16", "int8", "fp32", "bf16"))
-    parser.add_argument("--out", type=Path, required=True, help="folder for drafter.safetensors and manifest.json")
-    parser.add_argument("--prompts", type=int, default=1000, help="training prompts a domain (default: %(default)s)")
-    parser.add_argument("--answers", type=int, default=0, help="stop after this many in all (default: every prompt)")
-    parser.add_argument("--held-out", type=int, default=60, help="judging prompts a domain (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="answers generated together (default: %(default)s)")
+    parser.add_argument("--target", default=DEFAULT_TARGET, help="alias, folder or hub name")
     parser.add_argument(
-        "--draft-vocab", type=int, default=16384, help="tokens the head can draft (default: %(default)s)"
+        "--dtype", default="auto", choices=("auto", "fp16", "int8", "fp32", "bf16"), help="weight format"
     )
-    parser.add_argument("--epochs", type=float, default=3.0, help="passes over the answers (default: %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--batch-tokens", type=int, default=512, help="learnt from in a step (default: %(default)s)")
-    parser.add_argument("--ttt-steps", type=int, default=3, help="draft depths unrolled (default: %(default)s)")
-    parser.add_argument("--gamma", type=int, default=4, help="for judging (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="folder for drafter.safetensors and manifest.json")
+    parser.add_argument("--prompts", type=int, default=1000, help="training prompts a domain")
+    parser.add_argument("--answers", type=int, default=0, help="stop after this many in all (default: every prompt)")
+    parser.add_argument("--held-out", type=int, default=60, help="judging prompts a domain")
+    parser.add_argument("--max-tokens", type=int, default=160, help="most tokens of an answer")
+    parser.add_argument("--batch", type=int, default=64, help="answers generated together")
+    parser.add_argument("--draft-vocab", type=int, default=16384, help="tokens the head can draft")
+    parser.add_argument("--epochs", type=float, default=3.0, help="passes over the answers")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW, at its highest")
+    parser.add_argument("--batch-tokens", type=int, default=512, help="tokens learnt from in a step")
+    parser.add_argument("--ttt-steps", type=int, default=3, help="draft depths unrolled")
+    parser.add_argument("--gamma", type=int, default=4, help="for judging")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts, first weights and order")
     parser.add_argument("--threads", type=int, default=0, help="torch threads (default: all cores)")
     parser.add_argument(
         "--data", type=Path, help="where answers are kept (default: <home>/distill/<target>-seed<seed>)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ops.run_file import read_run_file
+from ops.run_file import read_run_file, redis_to_ask
 from ops.stack import ask_ready
 from shared.artifact import MANIFEST_FILE, Manifest, read_manifest
 from shared.config import Config
@@ -59,11 +59,9 @@ class Evidence:
 
 
 def gather(config: Config) -> Evidence:
-    """Raises ConfigError when no stack can be asked."""
+    """Raises ServiceDown when no stack can be asked."""
     running = read_run_file(config.home_path)
-    url = config.redis.url or (running.redis if running else "")
-    if not url:
-        raise ConfigError("redis.url", f"no stack runs in {config.home_path}", "Start one with `redraft up`")
+    url = redis_to_ask(config, running)
     api = running.api if running else f"http://{config.serve.host}:{config.serve.port}"
     found: dict[str, Any] = {"config": config, "api": ask_ready(api), "now": time.time()}
     store = Store(url, config.redis.prefix)

@@ -19,15 +19,22 @@ from shared.keys import SCOPES, changed_keys, read_keys
 
 def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="make a key and print it", allow_abbrev=False)
+    add = actions.add_parser(
+        "add", help="make a key and print it", allow_abbrev=False, formatter_class=parser.formatter_class
+    )
     add.add_argument("name", metavar="NAME", help="what you call the key")
     add.add_argument(
         "--scope", action="append", choices=SCOPES, help="what it is good for; repeatable (default: inference)"
     )
-    add.add_argument("--tenant", default="default", metavar="T", help="whose requests these are (%(default)s)")
-    listing = actions.add_parser("list", help="show every key's name, scopes and tenant", allow_abbrev=False)
-    revoke = actions.add_parser("revoke", help="end a key", allow_abbrev=False)
-    revoke.add_argument("name", metavar="NAME")
+    add.add_argument("--tenant", default="default", metavar="T", help="whose requests these are")
+    listing = actions.add_parser(
+        "list",
+        help="show every key's name, scopes and tenant",
+        allow_abbrev=False,
+        formatter_class=parser.formatter_class,
+    )
+    revoke = actions.add_parser("revoke", help="end a key", allow_abbrev=False, formatter_class=parser.formatter_class)
+    revoke.add_argument("name", metavar="NAME", help="what you called the key")
     for action in (add, listing, revoke):
         settings.add_arguments(action)
 

@@ -33,28 +33,47 @@ from shared.errors import ConfigError, ServiceDown
 
 KEY_VARIABLES = ("REDRAFT_API_KEY", "OPENAI_API_KEY")
 FAILED = 1
+_USERS = 4
 _TIMEOUT = httpx.Timeout(10.0, read=600.0, pool=None)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--url", metavar="URL", help="server, with or without /v1; default: the running stack")
     parser.add_argument("--model", metavar="X", help="default: the first that the server lists")
-    parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
-    parser.add_argument("--api-key", metavar="KEY", help=f"default: {' or '.join(KEY_VARIABLES)}")
+    parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat", help="what is asked")
+    parser.add_argument("--api-key", metavar="KEY", help=f"default: ${' or $'.join(KEY_VARIABLES)}")
     pace = parser.add_mutually_exclusive_group()
-    pace.add_argument("--rate", type=float, metavar="N", help="open loop: N requests a second, Poisson")
-    pace.add_argument("--concurrency", type=int, metavar="N", help="closed loop: N users (default: 4)")
-    parser.add_argument("--requests", type=int, default=100, metavar="N", help="that are sent at most")
-    parser.add_argument("--duration", type=float, metavar="S", help="send nothing after so many seconds")
+    pace.add_argument(
+        "--rate", type=float, metavar="N", help="open loop: N requests a second, Poisson (default: a closed loop)"
+    )
+    pace.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help=f"closed loop: N users who wait for their answers (default: {_USERS})",
+    )
+    parser.add_argument(
+        "--requests", type=int, default=100, metavar="N", help="requests sent at most, warm-up included"
+    )
+    parser.add_argument("--duration", type=float, metavar="S", help="send nothing after S seconds (default: no limit)")
     parser.add_argument("--warmup", type=int, default=0, metavar="N", help="first requests that are not measured")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and of the order of prompts")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSONL: prompt, messages or turns a line")
-    parser.add_argument("--domains", metavar="A,B", help=f"shipped prompts instead: of {', '.join(domains())}")
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and of the order of prompts")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSONL: prompt, messages or turns a line (default: the shipped prompts)",
+    )
+    parser.add_argument(
+        "--domains", metavar="A,B", help=f"whose shipped prompts: of {', '.join(domains())} (default: all)"
+    )
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of sampling; 0 is greedy")
     parser.add_argument("--extra", default="{}", metavar="JSON", help='more fields, such as {"ignore_eos": true}')
     parser.add_argument("--no-metadata", action="store_true", help="for servers that refuse the field metadata")
-    parser.add_argument("--slo", metavar="GOALS", help="ttft=0.5,itl=0.1,e2e=10 in seconds: what goodput counts")
+    parser.add_argument(
+        "--slo", metavar="GOALS", help="ttft=0.5,itl=0.1,e2e=10 in seconds: what goodput counts (default: none)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and every sample there")
     parser.add_argument(
         "--beside", type=Path, metavar="FILE", help="compare with aiperf's JSON export of the same load"
@@ -153,7 +172,7 @@ def render(report: dict[str, Any]) -> Table:
 
 
 def _plan(arguments: Namespace) -> Plan:
-    concurrency = arguments.concurrency if arguments.concurrency or arguments.rate else 4
+    concurrency = arguments.concurrency if arguments.concurrency or arguments.rate else _USERS
     for flag, value in (
         ("--rate", arguments.rate),
         ("--concurrency", concurrency),

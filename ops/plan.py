@@ -1,7 +1,8 @@
 """`redraft plan`: replicas, devices and cost for a load, from a model's config and a device's figures alone.
 
-Nothing is loaded and no step is ever timed to answer; `--measure` times a memory read, a matrix product and single
-calls of this CPU, and `--validate` is the one mode that runs the engine, to compare it with what was predicted.
+Nothing is loaded and no step is ever timed to answer. Of `--device cpu` a memory read, a matrix product and single
+calls are timed here, unless they are given. `--validate` is the one mode that runs the engine, to compare it with what
+was predicted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ops.percentiles import percentile
 from ops.plan_answer import Answer, Question, answer
 from ops.plan_calls import NO_CALLS, Calls, count_calls
 from ops.plan_capacity import Goal, Load
-from ops.plan_device import TABLE, Device, device_of
+from ops.plan_device import REACHED_BANDWIDTH, REACHED_FLOPS, TABLE, Device, Given, device_of, with_given
 from ops.plan_rounds import ALPHAS, KINDS, Kind
 from ops.plan_shape import BYTES, ModelShape, read_shape
 from shared.config import DEFAULT_TARGET, DrafterConfig, EngineConfig, load_config
@@ -34,34 +35,93 @@ def add_arguments(parser: ArgumentParser) -> None:
     what = parser.add_argument_group("model and device")
     what.add_argument("--target", default=DEFAULT_TARGET, metavar="X", help="config.json, a folder, or a hub name")
     what.add_argument("--dtype", default="auto", choices=["auto", *BYTES], help="weight format")
-    what.add_argument("--device", default="h100", metavar="NAME", help=f"cpu or one of {', '.join(TABLE)}")
-    what.add_argument("--memory", type=float, metavar="GB", help="memory of the device")
-    what.add_argument("--bandwidth", type=float, metavar="GB/s", help="read bandwidth that is really reached")
-    what.add_argument("--flops", type=float, metavar="TFLOP/s", help="arithmetic that is really reached")
-    what.add_argument("--reached", metavar="B,F", help="shares of the table's peaks that are reached (0.8,0.6)")
-    what.add_argument("--measure", action="store_true", help="with --device cpu: time a memory read and a product here")
-    what.add_argument("--price", type=float, metavar="X", help="of one device for an hour, in any currency")
+    what.add_argument(
+        "--device",
+        default="h100",
+        metavar="NAME",
+        help=f"one of {', '.join(TABLE)}, or cpu: this machine's, measured where it is not given",
+    )
+    what.add_argument(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="memory of the device, in GB (default: the table's, or this machine's)",
+    )
+    what.add_argument(
+        "--bandwidth",
+        type=float,
+        metavar="GB/s",
+        help="read bandwidth that is really reached, in GB/s (default: see --reached; of a CPU measured)",
+    )
+    what.add_argument(
+        "--flops",
+        type=float,
+        metavar="TFLOP/s",
+        help="arithmetic that is really reached, in TFLOP/s (default: see --reached; of a CPU measured)",
+    )
+    what.add_argument(
+        "--reached",
+        metavar="B,F",
+        help=f"shares of the table's peaks that are reached (default: {REACHED_BANDWIDTH},{REACHED_FLOPS})",
+    )
+    what.add_argument(
+        "--price",
+        type=float,
+        metavar="X",
+        help="of one device for an hour, in any currency (default: no costs are shown)",
+    )
     load = parser.add_argument_group("load and goals")
     load.add_argument("--qps", type=float, default=1.0, metavar="N", help="requests a second")
-    load.add_argument("--prompt-tokens", type=int, default=1000, metavar="N")
-    load.add_argument("--output-tokens", type=int, default=250, metavar="N")
-    load.add_argument("--ttft", type=float, default=inf, metavar="S", help="most seconds to the first token, mean")
-    load.add_argument("--itl", type=float, default=inf, metavar="S", help="most seconds between tokens, mean")
-    load.add_argument("--utilisation", type=float, default=0.8, metavar="X", help="share of a replica's rate to use")
+    load.add_argument("--prompt-tokens", type=int, default=1000, metavar="N", help="tokens of a prompt")
+    load.add_argument("--output-tokens", type=int, default=250, metavar="N", help="tokens of an answer")
+    load.add_argument(
+        "--ttft", type=float, default=inf, metavar="S", help="most seconds to the first token, mean (default: no goal)"
+    )
+    load.add_argument(
+        "--itl", type=float, default=inf, metavar="S", help="most seconds between tokens, mean (default: no goal)"
+    )
+    load.add_argument(
+        "--utilisation", type=float, default=0.8, metavar="X", help="share of a replica's rate to use, 0 to 1"
+    )
     draft = parser.add_argument_group("drafting")
-    draft.add_argument("--drafter", choices=KINDS, help="the way to draft that is worked out; default: the cheapest")
+    draft.add_argument(
+        "--drafter",
+        choices=KINDS,
+        help="the way to draft that is worked out; default: the cheapest that this release serves",
+    )
     defaults = ", ".join(f"{kind}={alpha:g}" for kind, alpha in ALPHAS.items() if alpha)
-    draft.add_argument("--alpha", metavar="X", help=f"one for all, or by kind; assumed if not given: {defaults}")
-    draft.add_argument("--draft-model", metavar="X", help="config of a draft model to compare with")
-    draft.add_argument("--draft-vocab", type=int, default=32000, metavar="N", help="of an EAGLE-3 head")
-    draft.add_argument("--gamma-max", type=int, default=DrafterConfig().gamma_max, metavar="N")
+    draft.add_argument("--alpha", metavar="X", help=f"one for all, or by kind (default: {defaults})")
+    draft.add_argument("--draft-model", metavar="X", help="config of a draft model to compare with (default: none)")
+    draft.add_argument("--draft-vocab", type=int, default=32000, metavar="N", help="tokens that an EAGLE-3 head knows")
+    draft.add_argument(
+        "--gamma-max", type=int, default=DrafterConfig().gamma_max, metavar="N", help="most tokens drafted a step"
+    )
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded together")
-    engine.add_argument("--prefill-tokens", type=int, metavar="N", help="prompt tokens a step beside decoding")
-    engine.add_argument("--memory-share", type=float, default=0.9, metavar="X", help="of the device, for model and KV")
+    engine.add_argument(
+        "--prefill-tokens",
+        type=int,
+        metavar="N",
+        help=f"prompt tokens a step beside decoding (default: {EngineConfig().prefill_tokens}; of a GPU {_GPU_CHUNK})",
+    )
+    engine.add_argument(
+        "--memory-share",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="share of the device's memory for model and KV, 0 to 1",
+    )
     out = parser.add_argument_group("cross-checks and output")
-    out.add_argument("--simulate", type=int, nargs="?", const=3000, default=0, metavar="N", help="simulate N requests")
-    out.add_argument("--seed", type=int, default=0, help="of the simulation")
+    out.add_argument(
+        "--simulate",
+        type=int,
+        nargs="?",
+        const=3000,
+        default=0,
+        metavar="N",
+        help="simulate N requests (default: none; 3000 without a number)",
+    )
+    out.add_argument("--seed", type=int, default=0, metavar="N", help="of the simulation")
     out.add_argument("--validate", action="store_true", help="compare with this machine's CPU engine")
     out.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
 
@@ -127,20 +187,19 @@ def _weights(arguments: Namespace) -> str:
 
 
 def _device(arguments: Namespace, weights: str, target: ModelShape) -> Device:
-    if arguments.measure or arguments.validate:
-        if arguments.device != "cpu":
-            raise ConfigError("--measure", f"only a CPU is measured, not {arguments.device}", "Add --device cpu")
-        return _measured(weights, target)
-    return device_of(
-        arguments.device,
-        memory_gb=arguments.memory,
-        bandwidth_gbs=arguments.bandwidth,
-        tflops=arguments.flops,
-        reached=_shares(arguments.reached),
-    )
+    given = Given(arguments.memory, arguments.bandwidth, arguments.flops)
+    if arguments.device == "cpu":
+        if arguments.reached is not None:
+            raise ConfigError("--reached", "a CPU has no entry in the table", "Give --bandwidth and --flops as reached")
+        if arguments.validate or not given.complete:
+            return with_given(_measured(weights, target), given)
+    elif arguments.validate:
+        raise ConfigError("--validate", f"only a CPU is measured, not {arguments.device}", "Add --device cpu")
+    return device_of(arguments.device, given, reached=_shares(arguments.reached))
 
 
 def _measured(weights: str, target: ModelShape) -> Device:
+    print("Measuring this CPU; --memory, --bandwidth and --flops say it instead.", file=sys.stderr)
     threads = load_config().engine.threads or os.cpu_count() or 1
     os.environ.update(
         openmp_environment(threads, alone=True) | os.environ

@@ -12,7 +12,7 @@ from ops.plan_calls import NO_CALLS, Calls
 from ops.plan_capacity import Capacity, Goal, Load, Memory, capacity_of, memory_of, working_batch
 from ops.plan_device import Device
 from ops.plan_roofline import Model
-from ops.plan_rounds import KINDS, Drafting, Kind, Round, best_round, draftings, pays_until, round_of
+from ops.plan_rounds import KINDS, SERVED, Drafting, Kind, Round, best_round, draftings, pays_until, round_of
 from ops.plan_shape import ModelShape
 from ops.plan_simulation import Simulated, simulate
 
@@ -95,10 +95,11 @@ class Answer:
 
 
 def answer(question: Question, *, drafter: Kind | None = None, simulated_requests: int = 0, seed: int = 0) -> Answer:
-    """`drafter` is the way to draft that is worked out; by default the one with the fewest replicas."""
+    """`drafter` is the way to draft that is worked out; by default the served one with the fewest replicas."""
     refusal = _refusal(question)
     model, capacities = _capacities(question, refusal)
-    able = [capacity for capacity in capacities if capacity.point is not None] or list(capacities)
+    served = [capacity for capacity in capacities if capacity.drafting.kind in SERVED]
+    able = [capacity for capacity in served if capacity.point is not None] or served
     wanted = [capacity for capacity in capacities if capacity.drafting.kind == drafter]
     chosen = wanted[0] if wanted else min(able, key=_order)
     context = question.load.context

@@ -73,18 +73,30 @@ TABLE: dict[str, tuple[float, float, float]] = {
 REACHED_BANDWIDTH, REACHED_FLOPS = 0.8, 0.6
 
 
-def device_of(
-    name: str,
-    *,
-    memory_gb: float | None = None,
-    bandwidth_gbs: float | None = None,
-    tflops: float | None = None,
-    reached: tuple[float, float] | None = None,
-) -> Device:
+_FIGURES = (("memory", "GB"), ("bandwidth", "GB/s"), ("FLOP/s", "TFLOP/s"))
+
+
+@dataclass(frozen=True)
+class Given:
+    """The figures that a person gives."""
+
+    memory_gb: float | None = None
+    bandwidth_gbs: float | None = None
+    tflops: float | None = None
+
+    @property
+    def figures(self) -> tuple[float | None, ...]:
+        return self.memory_gb, self.bandwidth_gbs, self.tflops
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.figures
+
+
+def device_of(name: str, given: Given = Given(), *, reached: tuple[float, float] | None = None) -> Device:
     """The device called `name`, with any figure replaced. Raises ConfigError for one without all three figures."""
     peak = TABLE.get(name)
-    given = (memory_gb, bandwidth_gbs, tflops)
-    if peak is None and None in given:
+    if peak is None and not given.complete:
         raise ConfigError(
             "--device",
             f"{name!r} is not in the table",
@@ -93,9 +105,7 @@ def device_of(
     shares = reached or (REACHED_BANDWIDTH, REACHED_FLOPS)
     figures: list[float] = []
     words: list[str] = []
-    for index, (what, unit, own) in enumerate(
-        zip(("memory", "bandwidth", "FLOP/s"), ("GB", "GB/s", "TFLOP/s"), given, strict=True)
-    ):
+    for index, ((what, unit), own) in enumerate(zip(_FIGURES, given.figures, strict=True)):
         if own is not None:
             figures.append(own)
             words.append(f"{what} {own:g} {unit} as given")
@@ -112,3 +122,17 @@ def device_of(
         on_cpu=name == "cpu",
         origin=", ".join(words),
     )
+
+
+def with_given(measured: Device, given: Given) -> Device:
+    """A measured device with any figure replaced."""
+    found = (measured.memory, measured.bandwidth, measured.flops)
+    figures = zip(found, given.figures, (GB, GB, TERA), strict=True)
+    memory, bandwidth, flops = (value if own is None else own * factor for value, own, factor in figures)
+    words = [
+        f"{what} {own:g} {unit} as given"
+        for (what, unit), own in zip(_FIGURES, given.figures, strict=True)
+        if own is not None
+    ]
+    origin = ", ".join([*words, measured.origin])
+    return replace(measured, memory=memory, bandwidth=bandwidth, flops=flops, origin=origin)

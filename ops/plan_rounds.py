@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_args, get_type_hints
 
 from ops.plan_calls import Calls
 from ops.plan_roofline import Model
 from ops.plan_shape import ModelShape
 from shared.acceptance import expected_tokens
+from shared.config import DrafterConfig
 
 Kind = Literal["none", "ngram", "eagle3", "model"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+SERVED = frozenset(KINDS) & frozenset(get_args(get_type_hints(DrafterConfig)["kind"]))  # by this release
 # What is assumed of a drafter nobody has measured; `--alpha` sets one's own.
 ALPHAS: dict[Kind, float] = {"none": 0.0, "ngram": 0.3, "eagle3": 0.7, "model": 0.75}
 BATCHES = 1024  # largest batch that is looked at

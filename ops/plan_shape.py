@@ -93,8 +93,15 @@ def read_config(spec: str, field: str) -> PreTrainedConfig:
     """The transformers config that `spec` names. Raises ConfigError(field)."""
     from transformers import AutoConfig
 
+    from shared.models.target import is_path
+
     path = Path(spec).expanduser()
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ConfigError(field, f"the folder {spec} holds no config.json", "Name one that save_pretrained made")
+    elif not path.is_file() and is_path(spec):
+        raise ConfigError(field, f"there is no file or folder {spec}", "Check the path")
     remedy = "Give a config.json, a folder with one, or a hub name"
     try:
         if path.is_file():

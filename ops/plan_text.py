@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
-from typing import get_args, get_type_hints
 
 from ops.percentiles import percentile
 from ops.plan_answer import Answer, Crosscheck, Curve
 from ops.plan_capacity import Capacity, Point
-from ops.plan_rounds import BATCHES
+from ops.plan_rounds import BATCHES, SERVED, Kind
 from ops.plan_shape import BYTES
-from shared.config import DrafterConfig
 
-_NAMES = {"none": "plain decoding", "ngram": "n-gram", "eagle3": "EAGLE-3 head", "model": "draft model"}
+_NAMES: dict[Kind, str] = {
+    "none": "plain decoding",
+    "ngram": "n-gram",
+    "eagle3": "EAGLE-3 head",
+    "model": "draft model",
+}
 
 
 def render(answer: Answer, price: float | None) -> str:
@@ -50,7 +53,7 @@ def _verdict(answer: Answer, price: float | None) -> str:
         f"**{answer.chosen.replicas:,} replicas{group}, {answer.devices:,} devices{cost}**, with {_NAMES[kind]}"
         + (f" at α = {answer.chosen.drafting.alpha:g}." if kind != "none" else ".")
     )
-    if kind not in get_args(get_type_hints(DrafterConfig)["kind"]):
+    if kind not in SERVED:
         lines.append(f"(This release has no {_NAMES[kind]} drafter: the figures are for comparison.)")
     return "\n".join(lines)
 
@@ -186,7 +189,7 @@ def _curve(curve: Curve) -> str:
     example = curve.best[0]
     terms = " + ".join(["1", *(f"{alpha:g}" if n == 1 else f"{alpha:g}^{n}" for n in range(1, example.gamma + 1))])
     lines = [
-        f"## {_NAMES[kind][0].upper()}{_NAMES[kind][1:]}, α = {alpha:g}",
+        f"## {_NAMES[kind][0].upper()}{_name(kind)[1:]}, α = {alpha:g}",
         "",
         f"Tokens a round at gamma {example.gamma}: {terms} = {example.tokens:.3f}. {end}",
         "",
@@ -213,12 +216,16 @@ def _compared(answer: Answer, price: float | None) -> str:
 def _row(capacity: Capacity, count: int, price: float | None) -> list[str]:
     kind, point = capacity.drafting.kind, capacity.point
     alpha = f"{capacity.drafting.alpha:g}" if kind != "none" else ""
-    cells = [_NAMES[kind], alpha, f"{capacity.memory.sequences:,}"]
+    cells = [_name(kind), alpha, f"{capacity.memory.sequences:,}"]
     if point is None:
         return [*cells, capacity.why, *[""] * (7 if price is not None else 6)]
     cells += [f"{point.batch}", f"{point.round.gamma}", _ms(point.itl), f"{point.ttft:.2f}", f"{point.rate:.3f}"]
     cells += [f"{capacity.replicas:,}", f"{capacity.replicas * count:,}"]
     return cells if price is None else [*cells, f"{capacity.replicas * count * price:,.0f}"]
+
+
+def _name(kind: Kind) -> str:
+    return _NAMES[kind] if kind in SERVED else f"{_NAMES[kind]} (not in this release)"
 
 
 def _replicas(answer: Answer, point: Point, price: float | None) -> str:

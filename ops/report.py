@@ -19,7 +19,7 @@ from ops.report_page import MOST_REJECTED, agreement, page
 from ops.report_picture import picture
 from ops.report_sources import Source, live, newest_buffer, recorded
 from ops.report_words import Class, class_of
-from ops.run_file import read_run_file
+from ops.run_file import read_run_file, redis_to_ask
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.models.fingerprint import checkpoint_fingerprint
@@ -99,11 +99,8 @@ def _source(arguments: Namespace, config: Config, target: str) -> Source:
     if arguments.buffer is not None:
         home = config.home_path
         return recorded(newest_buffer(home) if arguments.buffer == "newest" else Path(arguments.buffer), target)
-    running = read_run_file(config.home_path)
-    url = config.redis.url or (running.redis if running else "")
-    if not url:
-        raise ConfigError("redis.url", f"no stack runs in {config.home_path}", "Start one, or give --buffer newest")
-    store = Store(url, config.redis.prefix)
+    instead = ", or read recorded traces with --buffer newest"
+    store = Store(redis_to_ask(config, read_run_file(config.home_path), instead=instead), config.redis.prefix)
     try:
         return live(store, target)
     finally:

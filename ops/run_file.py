@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from shared.errors import ConfigError
+from shared.config import Config
+from shared.errors import ConfigError, ServiceDown
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ def read_run_file(home: Path) -> RunningStack | None:
     except (OSError, ValueError, TypeError):
         return None
     return stack if psutil.pid_exists(stack.pid) else None
+
+
+def redis_to_ask(config: Config, running: RunningStack | None, *, instead: str = "") -> str:
+    """URL of the Redis that knows of the stack that is asked about.
+
+    Raises ServiceDown where nothing runs and no server was named; `instead` is what else one could do.
+    """
+    url = config.redis.url or (running.redis if running else "")
+    if not url:
+        raise ServiceDown(f"nothing runs in {config.home_path}. Start it with `redraft up`{instead}.")
+    return url
 
 
 @contextmanager

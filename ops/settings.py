@@ -47,12 +47,19 @@ def add_arguments(
 ) -> None:
     """`no_learn` says what --no-learn means to a command that gives it a meaning of its own."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; see `redraft config`")
-    for flag, (key, meaning) in FLAGS.items():
-        parser.add_argument(f"--{flag}", metavar="X", help=f"{meaning} ({key})")
+    for flag in FLAGS:
+        parser.add_argument(f"--{flag}", metavar="X", help=help_of(flag))
     parser.add_argument("--no-learn", action="store_true", help=no_learn)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration; repeatable"
     )
+
+
+def help_of(flag: str) -> str:
+    """What the flag means, its key, and the default that holds where nothing else sets that."""
+    key, meaning = FLAGS[flag]
+    section, _, name = key.partition(".")
+    return f"{meaning} ({key}; default: {getattr(getattr(Config(), section), name)})"
 
 
 def read_settings(arguments: Namespace, *, environ: Mapping[str, str] | None = None) -> Settings:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from serving.engine.events import Delta, Ending, Event, RequestStats, TokenLogprob
+from serving.engine.events import Delta, Ending, Event, FailureCode, RequestStats, TokenLogprob
 from serving.engine.request import GenerationRequest
 from shared.config import Config
 from shared.errors import ConfigError, Overloaded, RequestError
@@ -62,6 +62,7 @@ class FakeLoop:
     max_queue: int = 8
     token_s: float = 0.0
     fail_after: int | None = None  # tokens before the request fails
+    fail_code: FailureCode = "internal_error"
     cancel_after: int | None = None  # tokens before the engine gives the request up, as at a shutdown
     deadline_after: int | None = None  # tokens before the request's own time is up
     break_after: int | None = None  # tokens before a defect of the engine shows as an exception
@@ -124,7 +125,8 @@ class FakeLoop:
         stats = STATS if request.params.speculative else RequestStats(num_steps=said, num_spec_tokens=4)
         wanted = request.params.prompt_logprobs
         of_prompt = (None, *fake_logprobs(request.prompt_ids[1:], wanted)) if wanted is not None else ()
-        return Ending(reason, len(request.prompt_ids), said, stats, message, None, of_prompt)  # type: ignore[arg-type]
+        code = self.fail_code if reason == "failed" else None
+        return Ending(reason, len(request.prompt_ids), said, stats, message, None, of_prompt, code)  # type: ignore[arg-type]
 
 
 @dataclass

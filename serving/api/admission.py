@@ -33,6 +33,7 @@ class Admitted:
     prompts: tuple[PromptView, ...]
     candidates: int
     shown: int
+    blamed: str = ""  # the field that gave the grammar, where there is one
 
 
 async def admit_completion(backend: Backend, body: CompletionRequest, id: str, tenant: str) -> Admitted:
@@ -87,7 +88,11 @@ async def _admit(
         await _check(backend, request, param, blamed)
     placed = backend.domains.place(domain)  # only now: what is refused takes no place
     return Admitted(
-        tuple(replace(request, domain=placed) for request in requests), tuple(prompts), body.candidates, body.choices
+        tuple(replace(request, domain=placed) for request in requests),
+        tuple(prompts),
+        body.candidates,
+        body.choices,
+        blamed,
     )
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from serving.api.fields import encodable
 from serving.api.formats import Tool
 from serving.api.messages import AssistantMessage, Message, ToolCall, ToolMessage, text_of
 from shared.errors import RequestError
@@ -75,9 +76,9 @@ def _arguments(calls: Sequence[ToolCall], index: int) -> list[dict[str, Any]]:
             arguments = json.loads(call.function.arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
+        if not isinstance(arguments, dict) or not encodable(arguments):
             path = f"messages[{index}].tool_calls[{place}].function.arguments"
-            raise RequestError(f"'{path}' must be a JSON object, as text.", param=path)
+            raise RequestError(f"'{path}' must be a JSON object, as Unicode text.", param=path)
         found.append(arguments)
     return found
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from serving.api.admission import Admitted
 from serving.api.answers import Choice, Form, Head, chunk, said_something, usage_chunk, usage_of, whole_answer
+from serving.api.errors import error_of
 from serving.api.schema import StreamOptions
 from serving.api.service import Backend, Decoder
 from serving.api.stream import DONE, event
 from serving.engine.events import Ending, Event
 from serving.engine.request import GenerationRequest
-from shared.errors import NotReady, RedraftError, RequestError
 
 
 def new_head(backend: Backend, prefix: str) -> Head:
@@ -78,21 +78,10 @@ async def _events(
     async with aclosing(_interleave(decoder, admitted.requests)) as events:
         async for index, item in events:
             silent = silent and not said_something(item)
-            _require_regular(item, silent=silent)
+            if isinstance(item, Ending) and (error := error_of(item, silent=silent, grammar_field=admitted.blamed)):
+                raise error
             choices[index].take(item)
             yield choices[index], item
-
-
-def _require_regular(item: Event, *, silent: bool) -> None:
-    if not isinstance(item, Ending):
-        return
-    if item.reason == "failed":
-        raise RedraftError(item.message or "the engine failed on this request")
-    if item.reason == "cancelled":  # not by this client: it would not read this
-        raise NotReady(item.message or "The request was cancelled because the replica is stopping.")
-    if item.reason == "deadline" and silent:  # later, what has been said is the answer
-        message = "The request's own timeout passed before its first token. Allow more time, or send it again later."
-        raise RequestError(message, param="timeout", code="deadline_exceeded")
 
 
 async def _interleave(

@@ -11,15 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from serving.api.fields import NO_SCHEMA, encodable
 from serving.api.formats import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, Tool
+from serving.api.modest import require_modest
 from serving.api.schema import ChatCompletionRequest, Generation
 from serving.engine.request import Grammar
 from shared.errors import RequestError
 
-_DEEPEST = 100  # objects and arrays within each other in a schema; the grammar library reads no more than 128
-# What a schema may count in all. Items and properties are dear: ten thousand of them take the library ten seconds.
-_MOST_ITEMS, _ITEMS = 2_000, ("minItems", "maxItems", "minProperties", "maxProperties")
-_MOST_LETTERS, _LETTERS = 100_000, ("minLength", "maxLength")
 _META = re.compile(r"([\\.+*?()|\[\]{}^$#&\-~])")
 
 
@@ -28,8 +26,9 @@ def grammar_of(body: Generation) -> tuple[Grammar | None, str]:
     if isinstance(body, ChatCompletionRequest) and body.calling == "forced":
         for index, tool in enumerate(body.tools or ()):
             require_modest(tool.function.parameters, f"tools[{index}].function.parameters")
-        several = body.parallel_tool_calls is not False
-        return Grammar("json_schema", json.dumps(calls_schema(body.forced_tools, several=several))), "tools"
+        schema = calls_schema(body.forced_tools, several=body.parallel_tool_calls is not False)
+        require_modest(schema, "tools")  # together, too
+        return Grammar("json_schema", json.dumps(schema)), "tools"
     if isinstance(body.format, JsonObjectFormat):
         return Grammar("json_object"), "response_format"
     if isinstance(body.format, JsonSchemaFormat):
@@ -45,6 +44,9 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
     if wanted.regex is not None:
         return Grammar("regex", wanted.regex)
     if wanted.grammar is not None:
+        if "%json" in wanted.grammar:  # nobody would bound it
+            message = "'structured_outputs.grammar' holds a JSON Schema. Give that as 'structured_outputs.json'."
+            raise RequestError(message, param="structured_outputs.grammar")
         return Grammar("lark", wanted.grammar)
     if wanted.choice is not None:
         return Grammar("regex", "|".join(_META.sub(r"\\\1", choice) for choice in wanted.choice))
@@ -57,35 +59,10 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
         except (ValueError, RecursionError) as error:
             message = f"'structured_outputs.json' is not JSON: {error}."
             raise RequestError(message, param="structured_outputs.json") from error
+        if not encodable(schema):
+            raise RequestError(f"'structured_outputs.json' {NO_SCHEMA}.", param="structured_outputs.json")
     require_modest(schema, "structured_outputs.json")
     return Grammar("json_schema", json.dumps(schema))
-
-
-def require_modest(schema: Any, param: str) -> None:
-    """Raises RequestError for a schema that would cost the service more than any answer is worth."""
-    level, items, letters = [schema], 0, 0
-    for _ in range(_DEEPEST):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += item.values()
-                items += _sum(item, _ITEMS)
-                letters += _sum(item, _LETTERS)
-            elif isinstance(item, list):
-                below += item
-        if items > _MOST_ITEMS or letters > _MOST_LETTERS:
-            most = f"{_MOST_ITEMS} items and properties and {_MOST_LETTERS} letters"
-            raise RequestError(f"'{param}' counts more than {most} in all. Leave such bounds out.", param=param)
-        if not below:
-            return
-        level = below
-    raise RequestError(f"'{param}' is nested more than {_DEEPEST} deep. Flatten it.", param=param)
-
-
-def _sum(schema: dict[str, Any], names: Sequence[str]) -> int:
-    """Of whole numbers however long; what is no whole number is the grammar library's to refuse."""
-    found: int = sum(schema[name] for name in names if isinstance(schema.get(name), int))
-    return found
 
 
 def calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:

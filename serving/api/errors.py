@@ -1,8 +1,9 @@
 """The one place where an error becomes an HTTP answer, always in OpenAI's envelope.
 
 Invariant: every answer with a status of 400 or more that leaves this package is
-`{"error": {"message", "type", "param", "code"}}`, whatever raised it: our own tree, the body's validation, an unknown
-route, or a defect. It decides codes and wording only; what is refused is decided where it is raised.
+`{"error": {"message", "type", "param", "code"}}`, whatever raised it: our own tree, an ending of the engine, the body's
+validation, an unknown route, or a defect. It decides codes and wording only; what is refused is decided where it is
+raised.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from serving.api.fields import UNKNOWN_KIND, UNSUPPORTED
+from serving.api.fields import UNKNOWN_KIND, UNREADABLE, UNSUPPORTED, printable
+from serving.engine.events import Ending
 from shared.errors import NotReady, Overloaded, RedraftError, RequestError
 
 RETRY_NOT_READY_S = 1
@@ -62,7 +64,7 @@ def status_of(error: RedraftError) -> int:
 def envelope(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """`type` follows from the status, as OpenAI's clients expect it."""
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}}
+    return {"error": {"message": printable(message), "type": kind, "param": param and printable(param), "code": code}}
 
 
 def envelope_of(error: RedraftError) -> dict[str, Any]:
@@ -83,6 +85,23 @@ def response_to(error: RedraftError) -> JSONResponse:
     elif isinstance(error, RequestError) and error.code == "deadline_exceeded":
         headers["X-Should-Retry"] = "false"  # OpenAI's clients would: the deadline is theirs, and the load as it was
     return JSONResponse(envelope_of(error), status_of(error), headers)
+
+
+def error_of(ending: Ending, *, silent: bool, grammar_field: str) -> RedraftError | None:
+    """What an irregular ending is to the client, or None. `silent`: nothing has been said before it."""
+    match ending.reason:
+        case "failed" if ending.code == "invalid_grammar":
+            return RequestError(ending.message, param=grammar_field, code=ending.code)
+        case "failed":
+            return RedraftError(ending.message)
+        case "cancelled":  # not by this client: it would not read this
+            return NotReady(ending.message)
+        case "deadline" if silent:  # later, what has been said is the answer
+            message = (
+                "The request's own timeout passed before its first token. Allow more time, or send it again later."
+            )
+            return RequestError(message, param="timeout", code="deadline_exceeded")
+    return None
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -109,11 +128,6 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_defect)
-
-
-def _printable(text: str) -> str:
-    """What a client sent may be quoted back, and may not be encodable."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _envelope_of_http_error(request: Request, error: HTTPException) -> dict[str, Any]:
@@ -143,11 +157,11 @@ def _refusal_of_body(request: Request, errors: Sequence[Mapping[str, Any]]) -> R
     if first["type"] == "json_invalid":
         detail, position = first["ctx"]["error"], first["loc"][1]
         return RequestError(f"The request body is not JSON: {detail} at character {position}.", code="invalid_json")
-    param = _path(first["loc"])
-    if first["type"].startswith((UNSUPPORTED, UNKNOWN_KIND)):
+    param = _path(first["loc"], first)
+    if first["type"].startswith((UNSUPPORTED, UNREADABLE, UNKNOWN_KIND)):
         first = _of_field(first)
         param = f"{param}.{first['field']}" if param and first["field"] else param or first["field"]
-    if not param:
+    if not param and first["type"] != "extra_forbidden":  # a field may have no letters in its name
         return RequestError("The request body must be a JSON object.", code="invalid_type")
     if first["type"] == UNSUPPORTED:
         message = f"'{param}' is not supported by this service. Leave it out."
@@ -166,6 +180,8 @@ def _of_field(error: Mapping[str, Any]) -> Mapping[str, Any]:
     """What our own error types say of one field of an object, in the words of pydantic's; `field` is its name."""
     if error["type"] == UNSUPPORTED:
         return {**error, "field": error["ctx"]["field"]}
+    if error["type"] == UNREADABLE:
+        return {"type": "extra_forbidden", "field": error["ctx"]["field"]}
     field, given = error["type"].removeprefix(UNKNOWN_KIND), error["input"]
     if not isinstance(given, dict):
         return {"type": "dict_type", "msg": "must be an object", "field": ""}
@@ -179,14 +195,18 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def _path(location: Sequence[str | int]) -> str:
+def _path(location: Sequence[str | int], error: Mapping[str, Any]) -> str:
     """`messages[0].content` of ("body", "messages", 0, "content", "(string)"); the last is a union's tag."""
+    steps = list(location[1:])
+    named = error["type"] in ("extra_forbidden", "missing")  # then the last is a name, whatever it looks like
+    if steps[-1:] == ["[key]"]:  # a key of a dictionary is what is wrong; the path has it as far as it is text
+        steps[-2:], named = [error["input"]], True
     path = ""
-    for step in location[1:]:
+    for place, step in enumerate(steps, start=1):
         if isinstance(step, int):
             path += f"[{step}]"
         elif not path:
             path = step
-        elif not step.startswith("("):
+        elif not step.startswith("(") or (named and place == len(steps)):
             path += f".{step}"
     return path

@@ -7,16 +7,18 @@ JSON numbers are not strings, booleans are not numbers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
-# Error types of ours: a field (in the context) that only may be neutral, and an object of which the field that is named
-# behind the colon says that it is none of those that we know.
-UNSUPPORTED, UNKNOWN_KIND = "unsupported_field", "unknown_kind:"
+# Error types of ours: a field (in the context) that only may be neutral, one whose name is not even text, and an object
+# of which the field that is named behind the colon says that it is none of those that we know.
+UNSUPPORTED, UNREADABLE, UNKNOWN_KIND = "unsupported_field", "unreadable_field", "unknown_kind:"
+T = TypeVar("T")
 Neutral = Mapping[str, tuple[Any, ...]]  # field -> the values that ask for nothing
 
 
@@ -44,6 +46,9 @@ class Strict(BaseModel):
     def _drop_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        for name in values:
+            if not encodable(name):  # pydantic would blame the object, and cannot carry such a name
+                raise PydanticCustomError(UNREADABLE, "is unknown", {"field": printable(name)})
         for name in cls.NEUTRAL.keys() & values.keys():
             if not any(_same(values[name], accepted) for accepted in cls.NEUTRAL[name]):
                 raise PydanticCustomError(UNSUPPORTED, "is not supported by this service", {"field": name})
@@ -79,15 +84,30 @@ def by_kind(field: str, *kinds: str) -> Discriminator:
     )
 
 
-def _encodable(text: str) -> str:
+def printable(text: str) -> str:
+    """What a client sent may be quoted back, and may not be encodable."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def encodable(value: Any) -> bool:
+    """Whether a JSON value can be written again: JSON can escape one half of a surrogate pair, which is no text."""
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PydanticCustomError("text_encoding", "must be Unicode text; it has half a surrogate pair") from error
-    return text
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
+def _require_encodable(value: T) -> T:
+    if not encodable(value):
+        raise PydanticCustomError("text_encoding", NO_TEXT if isinstance(value, str) else NO_SCHEMA)
+    return value
+
+
+NO_TEXT = "must be Unicode text; it has half a surrogate pair"
+NO_SCHEMA = f"{NO_TEXT}, or is nested too deep"
+Text = Annotated[str, AfterValidator(_require_encodable)]
+Schema = Annotated[dict[str, Any], AfterValidator(_require_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Prompt = Annotated[
     Annotated[Text, Tag("(string)")]

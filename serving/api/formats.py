@@ -7,15 +7,14 @@ backends) are not known here and are refused. A JSON Schema is held to whether o
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from serving.api.fields import Strict, Text, by_kind, choose
+from serving.api.fields import Schema, Strict, Text, by_kind, choose
 from shared.errors import RequestError
 
 NAME = "^[A-Za-z0-9_-]{1,64}$"
-Schema = dict[str, Any]
 
 
 class TextFormat(Strict):

@@ -59,7 +59,7 @@ class Generation(Strict):
     user: Annotated[Text, Field(max_length=256)] | None = Field(
         default=None, description="For clients that send it; whose request it is follows from the API key alone"
     )
-    metadata: Annotated[dict[str, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] | None = Field(
+    metadata: Annotated[dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] | None = Field(
         default=None, description="'domain' is what the learner and the counters group by"
     )
     priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(

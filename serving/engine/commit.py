@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serving.engine.events import Delta, EndReason, TokenLogprob
+from serving.engine.events import Delta, EndReason, FailureCode, TokenLogprob
 from serving.engine.logprobs import token_logprobs
 from serving.engine.recorder import TopK
 from serving.engine.sequence import Held, Sequence
@@ -29,6 +29,7 @@ class Gain:
     tested: int
     ended: EndReason | None
     message: str = ""
+    code: FailureCode | None = None
 
 
 def commit(
@@ -42,8 +43,8 @@ def commit(
     """Append the outcome's tokens to the sequence until one of them ends it."""
     sequence, gamma = candidate.sequence, candidate.gamma
     grammar = sequence.processing.grammar if sequence.processing is not None else None
-    if grammar is not None and grammar.error:  # the rows of this round were not masked
-        return Gain(Delta("", ()), 0, 0, 0, "failed", f"the grammar cannot be followed any further: {grammar.error}")
+    if grammar is not None and grammar.failure:  # the rows of this round were not masked
+        return Gain(Delta("", ()), 0, 0, 0, "failed", grammar.failure.message, grammar.failure.code)
     start = sequence.committed
     logprobs = _logprobs(candidate, outcome, logits)
     text: list[str] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 from serving.drafters.base import Drafter, DraftJob
 from serving.engine.commit import commit, last_words
 from serving.engine.detokenize import Detokenizer
-from serving.engine.events import Ending, EndReason, Event
+from serving.engine.events import Ending, EndReason, Event, FailureCode
 from serving.engine.feature_pool import FeaturePool
 from serving.engine.grammar import compile_grammar
 from serving.engine.kv import BlockAllocator
@@ -161,7 +161,7 @@ class Engine:
             depth = max(draft.gamma for draft in drafts.values())
             self.controller.costs.add_draft(len(drafts), depth, drafted - planned)
 
-    def end(self, sequence: Sequence, reason: EndReason, message: str = "") -> None:
+    def end(self, sequence: Sequence, reason: EndReason, message: str = "", code: FailureCode | None = None) -> None:
         """The one place where a request ends (law 9): blocks freed, text flushed, trace handed over, listener told."""
         self.scheduler.remove(sequence)
         outcome = {"cancelled": "requests_cancelled", "failed": "requests_failed"}.get(reason, "requests_finished")
@@ -175,6 +175,7 @@ class Engine:
             message,
             sequence.stop_reason,
             tuple(sequence.prompt_logprobs),
+            code,
         )
         if sequence.recorder is not None and self._tracing is not None and sequence.committed:
             self._tracing.sink(*sequence.recorder.finish(sequence.tokens))
@@ -183,7 +184,7 @@ class Engine:
     def fail_all(self, message: str) -> None:
         """A step broke: everybody in the engine ends as failed, and every block is free again."""
         for sequence in list(self.scheduler):
-            self.end(sequence, "failed", message)
+            self.end(sequence, "failed", message, "internal_error")
 
     def _recorder(self, request: GenerationRequest) -> Recorder | None:
         if self._tracing is None:
@@ -295,7 +296,7 @@ class Engine:
             if gain.delta.text or gain.delta.token_ids:
                 self._listener(sequence, gain.delta)
             if gain.ended is not None:
-                self.end(sequence, gain.ended, gain.message)
+                self.end(sequence, gain.ended, gain.message, gain.code)
 
     def _keep(self, sequence: Sequence) -> None:
         if self.prefix is not None:

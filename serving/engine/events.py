@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 EndReason = Literal["stop", "length", "cancelled", "failed", "deadline"]
+# Why a request failed; whose fault that is follows from it (`serving.api.errors`).
+FailureCode = Literal["invalid_grammar", "internal_error"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,19 @@ class RequestStats:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Why one request can go no further, where the others can."""
+
+    code: FailureCode
+    message: str
+
+
+@dataclass(frozen=True)
 class Ending:
-    """The terminal event. `message` says why when the reason is cancelled, failed or deadline."""
+    """The terminal event. `message` says why when the reason is cancelled, failed or deadline.
+
+    `code` stands in every failed ending and in no other.
+    """
 
     reason: EndReason
     prompt_tokens: int
@@ -56,6 +69,10 @@ class Ending:
     message: str = ""
     stop_reason: str | int | None = None  # the stop string or the stop token id that ended it
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of each prompt token, None first; where asked for
+    code: FailureCode | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.code is not None) == (self.reason == "failed"), "a failure says whose fault it is"
 
 
 Event = Delta | Ending

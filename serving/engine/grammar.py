@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from torch import Tensor
 
+from serving.engine.events import Failure
 from serving.engine.request import Grammar
 from shared.errors import RequestError
 
@@ -42,17 +43,19 @@ class GrammarState:
         self._masks: list[Tensor | None] = []  # in front of each token of `_ahead` and behind the last
         self._scout: LLMatcher | None = None
         self.finished = False  # nothing can follow
-        self.error = ""  # why the grammar can be followed no further
+        self.failure: Failure | None = None  # why the grammar can be followed no further
 
     def push(self, token: int) -> None:
         """One committed token. Any end of the text is the grammar's end."""
         self._scout, self._ahead, self._masks = None, [], []
-        if self.finished or self.error:
+        if self.finished or self.failure:
             return
         taken = self._matcher.consume_token(self._end if token in self._eos else token)
-        if not taken or self._matcher.is_error():
-            self.error = _reason(self._matcher) if self._matcher.is_error() else f"token {token} is not in the grammar"
-        self.finished = not self.error and bool(self._matcher.is_stopped())
+        if self._matcher.is_error():
+            self.failure = _lost(self._matcher)
+        elif not taken:  # a mask let it through
+            self.failure = Failure("internal_error", f"token {token} was committed against the grammar")
+        self.finished = not self.failure and bool(self._matcher.is_stopped())
 
     def masks(self, ahead: Sequence[int]) -> list[Tensor | None]:  # [tokens] bool each
         """What may follow each beginning of `ahead`, the empty one first.
@@ -77,7 +80,7 @@ class GrammarState:
     def _mask(self, matcher: LLMatcher) -> Tensor | None:
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         if matcher.is_error():
-            self.error = _reason(matcher)
+            self.failure = _lost(matcher)
             return None
         allowed = torch.from_numpy(bits.view(np.bool_).copy())
         may_end = bool(allowed[self._end])
@@ -142,6 +145,11 @@ def _problem(matcher: LLMatcher) -> str:
     if not first.is_error():
         first.compute_bitmask()
     return _reason(first) if first.is_error() else ""
+
+
+def _lost(matcher: LLMatcher) -> Failure:
+    """Some grammars compile, and outgrow the library's limits only behind some text."""
+    return Failure("invalid_grammar", f"The grammar cannot be followed any further: {_reason(matcher)}")
 
 
 def _reason(matcher: LLMatcher) -> str:

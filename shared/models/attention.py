@@ -8,14 +8,18 @@ invariant is that a query sees exactly the keys of its own sequence at its own a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shared.models.batched_reads import BatchedReads
 from shared.models.sequence_reads import SequenceReads
+
+_ALIGNED = 64  # bytes, as torch's own memory: kernels may add up in another order where it is less
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,24 @@ class PagedKV:
         """The pool of a layer; `rows` ([tokens, width]) tell its width, type and device."""
         pool = self._pools.get(layer)
         if pool is None:
-            pool = rows.new_zeros(((self.num_blocks + 1) * self.block_size, rows.shape[1]))
+            shape = ((self.num_blocks + 1) * self.block_size, rows.shape[1])
+            pool = _untouched(shape, rows.dtype) if rows.device.type == "cpu" else rows.new_zeros(shape)
             self._pools[layer] = pool
         return pool
 
     def nbytes(self) -> int:
         return sum(pool.nbytes for pool in self._pools.values())
+
+
+def _untouched(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Zeros, as `torch.zeros` has them, in memory that the system hands out when it is first written to.
+
+    They must be zeros: whole blocks are read behind a mask, and what is masked is multiplied by 0, which NaN survives.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNED, np.uint8)  # calloc: no page is there yet
+    start = -memory.ctypes.data % _ALIGNED
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 class AttentionPlan:

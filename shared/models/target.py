@@ -122,9 +122,14 @@ def resolve_model(spec: str, home: Path, *, field: str = "target") -> Path:
         if not (folder / "config.json").is_file():
             raise ConfigError(field, f"{folder} holds no config.json", "Name a folder made by save_pretrained")
         return folder
-    if spec.startswith((".", "/", "~")) or spec.count("/") > 1:
+    if is_path(spec):
         raise ConfigError(field, f"there is no folder {spec}", "Check the path")
     return _from_hub(spec, field)
+
+
+def is_path(spec: str) -> bool:
+    """Whether it can only be meant as a place on disk: a hub name is `name` or `owner/name`."""
+    return spec.startswith((".", "/", "~")) or spec.endswith(".json") or spec.count("/") > 1
 
 
 def resolve_device(device: str) -> torch.device:

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
-from shared.artifact import Artifact, Manifest, load_folder, open_blob, pack_blob
+from shared.artifact import open_blob
 from shared.counters import Counters
 from shared.errors import ServiceDown
 from shared.store import Champion
 from tests.e2e.live import Answer, LiveStack, Traffic, until
-from tests.learner.traffic import TinyServing
+from tests.learner.traffic import TinyServing, random_adapter
 
 # The tiny head's alpha is about 0.21 untrained, 0.33 after its first promotion and 0.1 when noise is added to it. Of
 # this many tested positions the standard error is below 0.02: 0.04 apart is no chance.
@@ -118,21 +117,6 @@ def test_traffic_teaches_the_drafter_and_changes_no_answer(stack: LiveStack) -> 
         assert first.data.params["parent"] == "base"
         points = serving_metric(stack, "alpha")
         assert points[0].timestamp < first.info.end_time < points[-1].timestamp
-
-
-def random_adapter(serving: TinyServing) -> bytes:
-    """Fits the base, and says nothing useful."""
-    base, digest = load_folder(serving.head_folder)
-    outputs, inputs = base.tensors["lm_head.weight"].shape
-    noise = torch.Generator().manual_seed(11)
-    tensors = {
-        "lm_head.lora_A": torch.randn((4, inputs), generator=noise),
-        "lm_head.lora_B": torch.randn((outputs, 4), generator=noise),
-    }
-    settings = {"rank": 4, "lora_alpha": 8}
-    return pack_blob(
-        Artifact(Manifest("bad", "eagle3", "lora", target=serving.fingerprint, base=digest, config=settings), tensors)
-    )
 
 
 def window_alpha(stack: LiveStack, after: float) -> float:

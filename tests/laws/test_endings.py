@@ -230,7 +230,7 @@ def test_a_failure_ends_everybody_and_frees_everything(room: Room, state: object
     room.engine.fail_all("on purpose")
     for id in alive:
         (ending,) = room.audience.endings(id)
-        assert (ending.reason, ending.message) == ("failed", "on purpose")
+        assert (ending.reason, ending.code, ending.message) == ("failed", "internal_error", "on purpose")
     assert room.engine.idle
     assert room.engine.allocator.free == room.engine.allocator.num_blocks
     assert room.engine.counters.total("requests_failed") == len(alive)

@@ -21,7 +21,7 @@ from serving.drafters.eagle3 import Eagle3Drafter
 from serving.engine.engine import Limits, Tracing
 from serving.engine.request import GenerationParams, GenerationRequest
 from serving.spec.gamma import GammaController
-from shared.artifact import Artifact, Manifest, load_folder, save_folder
+from shared.artifact import Artifact, Manifest, load_folder, pack_blob, save_folder
 from shared.config import Config, config_from_flat
 from shared.models.eagle3 import Eagle3Config, Eagle3Head, head_from_artifact
 from shared.models.eagle3_served import ServedHead
@@ -114,6 +114,21 @@ class TinyServing:
                 inbox.put(item.record.id, item.features)
             store.append_trace(item.data, max_bytes=2**26)
         return served
+
+
+def random_adapter(serving: TinyServing) -> bytes:
+    """Fits the base, and says nothing useful."""
+    base, digest = load_folder(serving.head_folder)
+    outputs, inputs = base.tensors["lm_head.weight"].shape
+    noise = torch.Generator().manual_seed(11)
+    tensors = {
+        "lm_head.lora_A": torch.randn((4, inputs), generator=noise),
+        "lm_head.lora_B": torch.randn((outputs, 4), generator=noise),
+    }
+    settings = {"rank": 4, "lora_alpha": 8}
+    return pack_blob(
+        Artifact(Manifest("bad", "eagle3", "lora", target=serving.fingerprint, base=digest, config=settings), tensors)
+    )
 
 
 def _predictable(folder: Path) -> Path:

@@ -114,6 +114,7 @@ def synthetic_run(*, seconds: float = 600.0, seed: int = 0) -> Run:
     """Warm-up, then SQL and German; static α falls at each drift, live α climbs back within a minute or two."""
     rng = np.random.default_rng(seed)
     drifts = {"sql": START + 0.2 * seconds, "german": START + 0.6 * seconds}
+    promoted = [START + share * seconds for share in (0.3, 0.38, 0.5, 0.7, 0.82)]
     measured: list[Measurement] = []
     for order, at in enumerate(np.arange(START + 2, START + seconds, 1.0)):
         warm = at < drifts["sql"]
@@ -127,6 +128,7 @@ def synthetic_run(*, seconds: float = 600.0, seed: int = 0) -> Run:
                 order,
                 domain=domain,
                 finished_at=float(at),
+                version=f"v{count}" if (count := sum(at > swap for swap in promoted)) else "base",
                 positions=positions,
                 static_sum=float(level * positions),
                 live_sum=float(min(level + gain + rng.normal(0, 0.02), 0.99) * positions),
@@ -137,8 +139,8 @@ def synthetic_run(*, seconds: float = 600.0, seed: int = 0) -> Run:
             windows=tuple(_windows(measured, seconds)),
             measurements=tuple(measured),
             promotions=tuple(
-                Promotion(n, f"v{n}", START + share * seconds, "promoted: alpha 0.38 -> 0.47 (+0.090, at least +0.060)")
-                for n, share in enumerate((0.3, 0.38, 0.5, 0.7, 0.82), start=1)
+                Promotion(n, f"v{n}", at, "promoted: alpha 0.38 -> 0.47 (+0.090, at least +0.060)")
+                for n, at in enumerate(promoted, start=1)
             ),
             counters=Counters({"traces_dropped": 0.0, "emitted|domain=sql": TOKENS_A_SECOND * seconds}),
             version="v5",

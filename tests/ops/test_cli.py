@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,7 +99,8 @@ def test_the_shown_config_can_be_read_back(capsys: pytest.CaptureFixture[str]) -
         (["config", "--set", "engine.max_batc=2"], "Did you mean engine.max_batch?"),
         (["config", "--set", "gamma"], "--set: 'gamma' has no ="),
         (["config", "--config", "/absent.yaml"], "--config: cannot read /absent.yaml"),
-        (["status"], "no stack runs in"),
+        (["status"], "nothing runs in"),
+        (["doctor"], "Start it with `redraft up`."),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,12 +163,34 @@ def test_only_the_chosen_command_is_imported() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_says_what_holds_where_a_flag_is_not_given(name: str) -> None:
+    """A file that is not named is not read or written, and what is repeatable is empty: that goes without saying."""
+    for parser in parsers_of(cli._parser(name), name):
+        formatter = parser._get_formatter()
+        for action in parser._actions:
+            said = formatter._expand_help(action) if action.help else ""
+            assert said, f"{action.option_strings or action.dest} has no help"
+            speaks = action.required or action.nargs == 0 or action.metavar == "FILE" or "repeatable" in said
+            assert speaks or "default" in said, f"{action.option_strings}: {said}"
+
+
+def parsers_of(root: ArgumentParser, name: str) -> Iterator[ArgumentParser]:
+    """That of the command, and those of its actions."""
+    [commands] = [action for action in root._actions if isinstance(action, _SubParsersAction)]
+    parser = commands.choices[name]
+    actions = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+    yield from (sub for action in actions for sub in action.choices.values())
+    if not actions:
+        yield parser
+
+
 @pytest.mark.parametrize("name", ["up", "status", "config"])
 def test_help_names_the_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         cli.run([name, "--help"])
     assert raised.value.code == 0
-    assert "(target.model)" in capsys.readouterr().out
+    assert "(target.model; default: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,6 +243,30 @@ def test_a_stack_that_was_killed_does_not_count(tmp_path: Path) -> None:
 # Status
 
 
+# As `Replica.status` and the learner's loop have them.
+REPLICA = {
+    "running": 3,
+    "waiting": 2,
+    "blocks_free": 60,
+    "blocks_total": 64,
+    "drafter_version": "v2",
+    "draining": False,
+}
+LEARNER = {
+    "state": "attempt 4: training",
+    "trouble": [],
+    "attempts": 4,
+    "promotions": 2,
+    "refusals": 1,
+    "decision": "kept: a gain of 0.002 is within noise",
+    "next": "",
+    "fresh_tokens": 12345,
+    "drift": {"sql": 0.31},
+    "kept": {"sql": {"train": 40, "judge": 2}},
+    "mlflow": {"waiting": 0, "given_up": 5, "trouble": ""},
+}
+
+
 @pytest.fixture
 def busy(redis_url: str, tmp_path: Path) -> Iterator[list[str]]:
     """Words for `redraft status` on a store with something of everything; the API does not answer."""
@@ -228,9 +276,10 @@ def busy(redis_url: str, tmp_path: Path) -> Iterator[list[str]]:
     store.append_trace(b"x", max_bytes=10**6)
     for replica, accepted in (("r0", 3), ("r1", 4)):
         fields = {"accepted|domain=sql|version=v2": accepted, "tested|domain=sql|version=v2": 10, "steps": 2}
+        fields["traces_dropped"] = 7
         store.put_counters(replica, "e", fields)
-        store.put_status(f"replica-{replica}", {"version": "v2", "running": 1}, ttl_s=60)
-    store.put_status("learner", {"state": "training", "gate": {"promoted": True, "reason": "gain"}}, ttl_s=60)
+        store.put_status(f"app#{replica}", REPLICA, ttl_s=60)
+    store.put_status("learner", LEARNER, ttl_s=60)
     home = tmp_path / "home"
     with owned_home(home):
         running(home, redis=redis_url)
@@ -242,18 +291,49 @@ def test_status_counts_and_does_not_divide(busy: list[str], capsys: pytest.Captu
     report = json.loads(capsys.readouterr().out)
     assert report["domains"] == [{"domain": "sql", "version": "v2", "accepted": 7, "tested": 20}]
     assert report["champion"]["version"] == "v2"
-    assert report["learner"]["gate"] == {"promoted": True, "reason": "gain"}
-    assert sorted(report["replicas"]) == ["replica-r0", "replica-r1"]
+    assert report["learner"] == LEARNER
+    assert sorted(report["replicas"]) == ["app#r0", "app#r1"]
     assert report["stream"] == {"length": 1, "pending": 0, "lag": 1, "trimmed_unread": 0, "dead": 0}
     assert report["counters"]["steps"] == 4
     assert report["api"]["status"] == 0
 
 
-def test_status_shows_the_ratio_to_people(busy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_tells_people_what_they_ask_for(
+    busy: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert cli.run(busy) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "│ sql │ v2 │ 7 │ 20 │ 0.350 │",
+        "│ r0 │ v2 │ serving │ 3 │ 2 │ 60 of 64 │",
+        "v2 (no. 2), promoted",
+        "attempt 4: training",
+        "4, of which 2 promoted; the last 1 refused",
+        "kept: a gain of 0.002 is within noise",
+        "none is due",
+        "12,345 since the last attempt",
+        "sql 0.31",
+        "sql 42",
+        "│ to be read │ 1, and 0 read but not yet kept",
+        "14 traces that a replica had no room for",  # seven of each replica
+        "5 entries given up on the way to MLflow",
+        "no answer",
+    ):
+        assert words in shown, shown
+    for internal in ("{", "_", "true", "null"):
+        assert internal not in shown
+
+
+def test_status_without_a_learner_and_traffic(
+    redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with owned_home(tmp_path / "home"):
+        running(tmp_path / "home", redis=redis_url)
+        assert cli.run(["status", "--set", f"redis.prefix=test-{uuid4().hex}"]) == 0
     shown = capsys.readouterr().out
-    for word in ("0.350", "sql", "v2", "training", "gain", "lag 1", "no answer"):
-        assert word in shown
+    for words in ("nothing drafted yet", "no heartbeat", "the base drafter", "it does not run", "none"):
+        assert words in shown
 
 
 def test_status_without_redis_is_still_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

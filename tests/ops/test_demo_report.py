@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ops.demo_files import about, require_writable, stretches_of, write_json, write_picture
+from ops.demo_files import about, notes_of, require_writable, stretches_of, write_json, write_picture
+from ops.demo_picture import Stretch, Swap, draw
 from ops.demo_report import Run, report
 from ops.demo_summary import summary
 from ops.demo_watch import Board
@@ -115,6 +118,51 @@ def test_a_run_that_was_stopped_early_still_has_a_report_and_a_picture(run: Run,
     assert "nothing measured" in _said(early)
     write_picture(tmp_path / "alpha.png", early, found, "m")
     assert (tmp_path / "alpha.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _cut_short(run: Run) -> Run:
+    """Before a version was promoted."""
+    untaught = tuple(replace(m, version="base", live_sum=m.static_sum) for m in run.board.measurements)
+    return replace(run, board=replace(run.board, measurements=untaught, promotions=(), learner={"attempts": 1}))
+
+
+def test_a_run_too_short_to_learn_says_so_instead_of_a_gain_of_nothing(run: Run) -> None:
+    short = _cut_short(run)
+    found = report(short)
+    assert found["unlearnt"] == ["sql", "german"]
+    assert "too short to show learning in sql, german" in " ".join(_said(short).split())
+    assert "+0.0" not in _said(short).split("requests, ")[0]
+    assert notes_of(found) == dict.fromkeys(["sql", "german"], "too short to show learning")
+    # The control teaches nothing on purpose: there, no gain is the finding.
+    assert report(replace(short, learning=False))["unlearnt"] == []
+    assert report(run)["unlearnt"] == []
+    assert "too short" not in _said(run)
+
+
+def test_no_label_of_the_picture_covers_another(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches and swaps so close that their labels cannot stand side by side."""
+    from matplotlib import pyplot
+
+    boxes: list[Any] = []
+
+    def look(figure: Any) -> None:
+        renderer, axes = figure.canvas.get_renderer(), figure.axes[0]
+        frame = axes.get_window_extent(renderer).padded(1)
+        for text in axes.texts:
+            boxes.append(text.get_window_extent(renderer))
+            assert frame.fully_contains(boxes[-1].x0, boxes[-1].y0), text
+            assert frame.fully_contains(boxes[-1].x1, boxes[-1].y1), text
+
+    monkeypatch.setattr(pyplot, "close", look)
+    stretches = [
+        Stretch("chat · code", frozenset(["chat"]), 0, 3e4),
+        Stretch("sql", frozenset(["sql"]), 3e4, 3.1e4, "x" * 28),
+    ]
+    stretches.append(Stretch("german", frozenset(["german"]), 3.1e4, 3.2e4, "y" * 28))
+    draw(tmp_path / "a.png", (), (), stretches, [Swap(f"v{n}", 3.1e4 + 100 * n) for n in range(5)], "close")
+    assert len(boxes) == 3 + 2 + 2 + 5 + 1  # domains, notes, drifts, swaps, and that nothing was measured
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
 
 
 def test_traffic_that_never_drifts_is_judged_in_every_domain(run: Run) -> None:

@@ -16,7 +16,7 @@ from ops import cli, plan_measure
 from ops.percentiles import percentile
 from ops.plan_calls import Calls, _count, count_calls
 from ops.plan_capacity import Goal, Load, capacity_of, memory_of, point_at, working_batch
-from ops.plan_device import CallCosts, Device, device_of
+from ops.plan_device import CallCosts, Device, Given, device_of, with_given
 from ops.plan_roofline import Model
 from ops.plan_rounds import Drafting, best_round, eagle3_head, pays_until, round_of
 from ops.plan_shape import ModelShape, read_shape
@@ -114,12 +114,19 @@ def test_calls_are_charged_by_the_machine() -> None:
 
 
 def test_a_given_figure_is_taken_as_it_is_and_a_data_sheet_is_not() -> None:
-    device = device_of("h100", bandwidth_gbs=3000)
+    device = device_of("h100", Given(bandwidth_gbs=3000))
     assert device.bandwidth == 3000e9
     assert device.flops == pytest.approx(989e12 * 0.6)
     assert device_of("h100", reached=(1.0, 1.0)).bandwidth == pytest.approx(3350e9)
     with pytest.raises(ConfigError, match="not in the table"):
-        device_of("abacus", memory_gb=1)
+        device_of("abacus", Given(memory_gb=1))
+
+
+def test_what_is_given_of_a_measured_device_replaces_its_figure() -> None:
+    device = with_given(replace(DEVICE, origin="measured"), Given(memory_gb=16))
+    assert (device.memory, device.bandwidth, device.flops) == (16e9, DEVICE.bandwidth, DEVICE.flops)
+    assert device.origin == "memory 16 GB as given, measured"
+    assert with_given(DEVICE, Given(bandwidth_gbs=20, tflops=0.5)).flops == 0.5e12
 
 
 # Drafting
@@ -266,6 +273,16 @@ def test_what_fits_is_planned_on_single_devices(capsys: pytest.CaptureFixture[st
     assert "an hour" in said
 
 
+def test_what_is_recommended_is_what_this_release_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lookups cost nothing, so with a high α they need the fewest replicas."""
+    words = plan("--device", "l4", "--qps", "50", "--alpha", "ngram=0.9,eagle3=0.1", target="llama-3.2-1b")
+    assert cli.run(words) == 0
+    said = capsys.readouterr().out
+    assert "n-gram" not in said.split("##")[0]
+    assert "| n-gram (not in this release) | 0.9 |" in said
+    assert "## N-gram (not in this release), α = 0.9" in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -274,7 +291,10 @@ def test_what_fits_is_planned_on_single_devices(capsys: pytest.CaptureFixture[st
         (["--alpha", "medusa=0.5"], "--alpha: 'medusa=0.5' is not understood"),
         (["--qps", "0"], "--qps: 0 is out of range"),
         (["--reached", "2,1"], "--reached: '2,1' is not two shares"),
-        (["--measure"], "only a CPU is measured"),
+        (["--validate"], "only a CPU is measured"),
+        (["--target", "/nope"], "--target: there is no file or folder /nope. Check the path"),
+        (["--draft-model", "no/such/place"], "--draft-model: there is no file or folder no/such/place"),
+        (["--device", "cpu", "--reached", "1,1"], "--reached: a CPU has no entry in the table"),
         (["--dtype", "int8"], "int8 is a CPU format"),
         (["--drafter", "model"], "a draft model needs a config"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -116,3 +117,21 @@ def test_only_scattered_blocks_are_copied() -> None:
 def test_a_window_reads_no_block_that_it_does_not_see() -> None:
     spans, _ = SequenceReads([Segment([9, 3, 4, 5], 13, 1)], BLOCK, CPU)._find(6)
     assert (spans[0].length, spans[0].copied) == (8, False), "the scattered first block is out of sight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_is_zeros_that_take_no_memory_until_they_are_written(dtype: torch.dtype) -> None:
+    """Masked positions are multiplied by 0, so they must be numbers from the start."""
+    before = resident()
+    pool = PagedKV(2**13, 16).pool(0, torch.empty(0, 1024, dtype=dtype))
+    assert (pool.dtype, pool.shape) == (dtype, ((2**13 + 1) * 16, 1024))
+    assert pool.data_ptr() % 64 == 0
+    assert not pool[:: 2**12].any()
+    # 256 MiB or 512 MiB; looked at were 33 rows, for each of which a page of at most 2 MiB may be there.
+    assert resident() - before < 100 * 2**20 < pool.nbytes
+    pool[5] = 1
+    assert int(pool[4:7].sum()) == 1024
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)

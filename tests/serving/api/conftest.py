@@ -14,6 +14,7 @@ import uvicorn
 
 from serving.api.router import create_app
 from serving.api.service import Backend, Service
+from serving.replica import Replica
 from tests.fakes import FakeLoop
 from tests.tiny import build_tiny_tokenizer
 
@@ -49,6 +50,24 @@ def service(loop: FakeLoop, tokenizer: Any) -> Service:
         most_prompts=loop.max_queue,
     )
     service.open(backend)
+    return service
+
+
+def service_of(replica: Replica) -> Service:
+    """A service over a real engine, as the deployment opens it."""
+    service, loaded = Service(replica.id), replica.loaded
+    service.open(
+        Backend(
+            decoder=replica.loop,
+            tokenizer=loaded.tokenizer,
+            name=MODEL,
+            fingerprint=loaded.fingerprint,
+            context=replica.context,
+            token_count=loaded.token_count,
+            most_prompts=replica.config.engine.max_queue,
+            numerics=replica.numerics,
+        )
+    )
     return service
 
 

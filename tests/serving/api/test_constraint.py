@@ -12,8 +12,10 @@ import pytest
 from serving.api.constraint import calls_schema, grammar_of
 from serving.api.formats import Tool
 from serving.api.schema import ChatCompletionRequest
+from serving.engine.grammar import compile_grammar
 from serving.engine.request import Grammar
 from shared.errors import RequestError
+from tests.tiny import build_tiny_tokenizer
 
 
 def grammar(**fields: Any) -> tuple[Grammar | None, str]:
@@ -116,22 +118,77 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-@pytest.mark.parametrize(
-    "schema", [nested(150), {"maxItems": 10**9}, {"maxItems": 10**400}, {"properties": {"a": {"minLength": 10**6}}}]
-)
-def test_a_schema_that_would_cost_too_much_is_refused(schema: dict[str, Any]) -> None:
-    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+def chained(count: int) -> dict[str, Any]:
+    """Each definition refers to the next: the grammar library calls itself as often."""
+    following = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
+    return {"$defs": following | {f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+def named(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"name{i}": {"type": "string"} for i in range(count)}}
+
+
+TOO_MUCH = [
+    (nested(150), "nested more than 100 deep"),
+    ({"maxItems": 10**9}, "more than 2,000 items and properties"),
+    ({"maxItems": 10**400}, "more than 2,000 items and properties"),
+    ({"properties": {"a": {"minLength": 10**6}}}, "more than 100,000 letters"),
+    (named(1_000), "1,002 objects and booleans; the limit is 1,000"),
+    ({"anyOf": [True] * 1_001}, "the limit is 1,000"),
+    (chained(600), "the limit is 1,000"),
+    ({"enum": list(range(10_001))}, "10,001 array elements; the limit is 10,000"),
+    ({"patternProperties": {f"^x{i}": {} for i in range(51)}}, "51 patternProperties; the limit is 50"),
+    ({"multipleOf": 10_007}, "multipleOf whose product is above 10,000"),
+    ({"allOf": [{"multipleOf": 101}, {"multipleOf": 1.01}]}, "multipleOf"),
+    ({"const": "a" * 10_001}, "a text of more than 10,000 characters"),
+    ({"properties": {"a" * 10_001: {}}}, "a text of more than 10,000 characters"),
+    ({"enum": ["a" * 9_999] * 11}, "longer than 100,000 characters"),
+]
+
+
+@pytest.mark.parametrize(("schema", "says"), TOO_MUCH, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_schema_that_would_cost_too_much_is_refused(schema: dict[str, Any], says: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for fields, param in (
-        ({"response_format": named}, "response_format.json_schema.schema"),
+        ({"response_format": form}, "response_format.json_schema.schema"),
         ({"structured_outputs": {"json": schema}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": json.dumps(schema)}}, "structured_outputs.json"),
         ({"tools": [tool("f", schema)], "tool_choice": "required"}, "tools[0].function.parameters"),
     ):
         with pytest.raises(RequestError) as refused:
             grammar(**fields)  # type: ignore[arg-type]
-        assert refused.value.param == param
-    assert grammar(structured_outputs={"json": nested(90)})[0] is not None
-    assert grammar(structured_outputs={"json": {"maxItems": 2_000, "default": 10**9}})[0] is not None
+        assert (refused.value.param, refused.value.code) == (param, "schema_too_large")
+        assert str(refused.value).startswith(f"'{param}' ")
+        assert says in str(refused.value)
+
+
+FAIR: list[dict[str, Any]] = [
+    nested(90),
+    {"maxItems": 2_000, "default": 10**9},
+    named(998),
+    chained(490),
+    {"enum": [f"value {number}" for number in range(6_000)]},
+    {"patternProperties": {f"^x{i}_[a-z]+$": {"type": "integer"} for i in range(50)}},
+    {"multipleOf": 0.01},
+    {"properties": {"a": {"multipleOf": 500}, "b": {"multipleOf": 0.2}}},
+]
+
+
+@pytest.mark.parametrize("schema", FAIR, ids=lambda schema: next(iter(schema)))
+def test_what_is_not_too_much_is_compiled(schema: dict[str, Any]) -> None:
+    """Up to the limits: in a second at most, which no test can time, and without an end of the process."""
+    found, _ = grammar(structured_outputs={"json": schema})
+    assert found is not None
+    compile_grammar(build_tiny_tokenizer(320), found).start(frozenset(), ignore_eos=False).masks([])
+
+
+def test_tools_are_bounded_together_and_a_grammar_holds_no_schema() -> None:
+    half = named(499)
+    assert grammar(tools=[tool("a", half)], tool_choice="required")[0] is not None
+    with pytest.raises(RequestError, match="'tools' has 1,0"):
+        grammar(tools=[tool("a", half), tool("b", half)], tool_choice="required")
+    with pytest.raises(RequestError, match=r"Give that as 'structured_outputs\.json'"):
+        grammar(structured_outputs={"grammar": 'start: %json {"type": "object"}'})
 
 
 def test_a_schema_in_text_may_be_any_text() -> None:

@@ -13,9 +13,9 @@ import jsonschema
 import pytest
 
 from serving.api.router import create_app
-from serving.api.service import Backend, Service
 from serving.replica import Replica
 from shared.config import config_from_flat
+from tests.serving.api.conftest import service_of
 from tests.serving.api.test_tools import TEMPLATE
 from tests.tiny import build_tiny_model
 
@@ -49,20 +49,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 
 @pytest.fixture
 async def http(replica: Replica) -> AsyncIterator[httpx.AsyncClient]:
-    service = Service("replica-1")
-    loaded = replica.loaded
-    service.open(
-        Backend(
-            decoder=replica.loop,
-            tokenizer=loaded.tokenizer,
-            name=loaded.name,
-            fingerprint=loaded.fingerprint,
-            context=replica.context,
-            token_count=loaded.token_count,
-            most_prompts=4,
-        )
-    )
-    transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(create_app(service_of(replica)), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
         yield client
 
@@ -220,6 +207,26 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_by_its_field(
     answer = await http.post("/v1/chat/completions", json=chat(**fields))
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == (param or next(iter(fields)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_is_outgrown_in_the_middle_is_the_requests_own_fault(
+    http: httpx.AsyncClient, replica: Replica, stream: bool
+) -> None:
+    """The library compiles an object of so many names that may each follow, and gives up in front of the first."""
+    names = {"type": "object", "properties": {f"name{i}": {"type": "integer"} for i in range(600)}}
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": names | {"additionalProperties": False}}}
+    quote = {str(id_of(replica, '"')): 100}
+    answer = await http.post("/v1/chat/completions", json=chat(response_format=named, logit_bias=quote, stream=stream))
+    assert answer.status_code == (200 if stream else 400), answer.text
+    last = answer.text.strip().split("\n\n")[-1].removeprefix("data: ")
+    error = json.loads(last)["error"]
+    assert (error["type"], error["code"], error["param"]) == (
+        *("invalid_request_error", "invalid_grammar"),
+        "response_format",
+    )
+    assert "cannot be followed any further" in error["message"]
+    await until_free(replica)
 
 
 async def test_logprobs_ids_and_text_of_a_stream_are_those_of_the_whole(http: httpx.AsyncClient) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from serving.api.service import Service
 from tests.fakes import FakeLoop
@@ -53,7 +55,7 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 3, "prompt": ["a", "b", "c"]}, "n", VALUE),
     ({"n": True}, "n", TYPE),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", VALUE),
-    ({"logit_bias": {"five": 1}}, "logit_bias.five.[key]", VALUE),
+    ({"logit_bias": {"five": 1}}, "logit_bias.five", VALUE),
     ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias", VALUE),
     ({"logit_bias": [5]}, "logit_bias", TYPE),
     ({"presence_penalty": 2.5}, "presence_penalty", VALUE),
@@ -214,6 +216,75 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+# JSON can escape half of a surrogate pair, which is no text; and a name may look like something else in a path.
+HALF, SHOWN = "\ud800", "\\ud800"
+SCHEMA_OF: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": HALF}}}
+STRANGE_TEXT: list[tuple[dict[str, Any], str, str]] = [
+    ({HALF: 1}, SHOWN, UNKNOWN),
+    ({f"a{HALF}": HALF}, f"a{SHOWN}", UNKNOWN),
+    ({"zzz": HALF}, "zzz", UNKNOWN),
+    ({"": 1}, "", UNKNOWN),
+    ({"model": HALF}, "model", "model_not_found"),
+    ({"prompt": ["a", HALF]}, "prompt[1]", VALUE),
+    ({"stop": HALF}, "stop", VALUE),
+    ({"user": HALF}, "user", VALUE),
+    ({"temperature": HALF}, "temperature", TYPE),
+    ({"suffix": HALF}, "suffix", UNSUPPORTED),
+    ({"metadata": {HALF: "a"}}, f"metadata.{SHOWN}", VALUE),
+    ({"metadata": {"a": HALF}}, "metadata.a", VALUE),
+    ({"logit_bias": {HALF: 1}}, f"logit_bias.{SHOWN}", VALUE),
+    ({"logit_bias": {"(x)": 1}}, "logit_bias.(x)", VALUE),
+    ({"stream": True, "stream_options": {HALF: 1}}, f"stream_options.{SHOWN}", UNKNOWN),
+    ({"stream": True, "stream_options": {"(x)": 1}}, "stream_options.(x)", UNKNOWN),
+    ({"structured_outputs": {"regex": HALF}}, "structured_outputs.regex", VALUE),
+    ({"structured_outputs": {"json": {HALF: 1}}}, "structured_outputs.json", VALUE),
+    ({"structured_outputs": {"json": json.dumps({"const": HALF})}}, "structured_outputs.json", VALUE),
+]
+STRANGE_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role", VALUE),
+    ({"messages": [{"role": "user", "content": HALF}]}, "messages[0].content", VALUE),
+    ({"messages": [{"role": "user", "content": "x", HALF: 1}]}, f"messages[0].{SHOWN}", UNKNOWN),
+    ({"messages": [{"role": "user", "content": "x", "(user)": 1}]}, "messages[0].(user)", UNKNOWN),
+    ({"response_format": {"type": HALF}}, "response_format.type", VALUE),
+    ({"response_format": SCHEMA_OF}, "response_format.json_schema.schema", VALUE),
+    ({"tools": [{**TOOL, "function": {"name": HALF}}]}, "tools[0].function.name", VALUE),
+    ({"tools": [{**TOOL, "function": {"name": "f", "parameters": {HALF: 1}}}]}, "tools[0].function.parameters", VALUE),
+    ({"tools": [TOOL], "tool_choice": HALF}, "tool_choice", VALUE),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [CALL | {"function": {"name": "f", "arguments": json.dumps({"a": HALF})}}],
+                }
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+        VALUE,
+    ),
+]
+
+
+@pytest.mark.parametrize(("extra", "param", "code"), [*STRANGE_TEXT, *STRANGE_CHAT])
+async def test_any_text_of_json_is_refused_by_the_right_name(
+    http: httpx.AsyncClient, loop: FakeLoop, extra: Any, param: str, code: str
+) -> None:
+    chat = (extra, param, code) in STRANGE_CHAT
+    answer = await http.post(f"/v1/{'chat/' * chat}completions", **_json((CHAT if chat else TEXT) | extra))
+    assert_envelope(answer, 404 if code == "model_not_found" else 400, code, param)
+    assert not loop.seen
+
+
+@given(name=st.text(st.characters(codec=None)), nested=st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+async def test_an_unknown_field_of_any_name_is_named(http: httpx.AsyncClient, name: str, nested: bool) -> None:
+    strange = f"{name}?"  # so that it is no field of ours
+    extra = {"stream": True, "stream_options": {strange: 1}} if nested else {strange: 1}
+    answer = await http.post("/v1/completions", **_json(TEXT | extra))
+    shown = strange.encode("utf-8", "backslashreplace").decode()
+    assert_envelope(answer, 400, UNKNOWN, f"stream_options.{shown}" if nested else shown)
+
+
 @pytest.mark.parametrize(("extra", "param", "code"), COMPLETION_CASES)
 async def test_completions(http: httpx.AsyncClient, loop: FakeLoop, extra: Any, param: str, code: str) -> None:
     answer = await http.post("/v1/completions", **_json(TEXT | extra))
@@ -360,6 +431,26 @@ async def test_what_fails_in_a_stream_is_its_last_event(
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["code"] == code
     assert "[DONE]" not in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", [0, 2])
+async def test_a_failure_that_is_the_requests_own_is_a_400(
+    http: httpx.AsyncClient, loop: FakeLoop, stream: bool, said: int
+) -> None:
+    loop.fail_after, loop.fail_code = said, "invalid_grammar"
+    fields = {"response_format": {"type": "json_object"}, "stream": stream}
+    answer = await http.post("/v1/completions", json=TEXT | fields)
+    if stream and said:
+        assert answer.status_code == 200
+        assert "[DONE]" not in answer.text
+        error = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+        assert (error["type"], error["code"], error["param"]) == (
+            *("invalid_request_error", "invalid_grammar"),
+            "response_format",
+        )
+    else:
+        assert_envelope(answer, 400, "invalid_grammar", "response_format")
 
 
 async def test_a_client_that_left_breaks_nothing(http: httpx.AsyncClient, loop: FakeLoop) -> None:

@@ -79,7 +79,7 @@ def test_a_sentence_that_nothing_can_follow_is_finished() -> None:
     for token in ids("cd"):
         state.push(token)
     assert state.finished
-    assert not state.error
+    assert state.failure is None
     ended = start()
     ended.push(ids("a")[0])
     ended.push(END_ID)
