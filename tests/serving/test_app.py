@@ -114,6 +114,7 @@ def test_every_metric_of_a_replica_reaches_prometheus_through_ray(ready: str) ->
     assert value("redraft_gamma_count") == 10.0
     assert value("redraft_gamma_bucket", le="3.0") == 6.0  # 2 of gamma 0 and 4 of gamma 3
     assert value("redraft_drafter_info", version="v7") == 1.0
+    assert 'redraft_drafter_info{replica="' in httpx.get(f"{ready}/metrics", timeout=60).text
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from serving.api.router import create_app
 from serving.api.service import Service
-from serving.history import moment_of
-from serving.overview import Overview, Own
-from shared.counters import Counters
+from serving.overview import Overview
 from shared.keys import WatchedKeys
-from shared.store import Champion, Store
+from shared.store import Store
 from tests.browser import Page, browser, find_browser
+from tests.serving.api.dashboard_story import tell_a_story
 from tests.serving.api.test_access import Keys
 from tests.serving.test_overview import MINE, NOWHERE, own
 
@@ -50,49 +47,6 @@ def _nothing_to_complain_of(page: Page) -> Iterator[None]:
 
 def text(page: Page, id: str) -> str:
     return str(page.ask(f"document.getElementById('{id}').innerText"))
-
-
-def tell_a_story(store: Store, domains: tuple[str, str]) -> Own:
-    """Ten minutes of two domains: the second begins after three, drifts after five, and is learnt by v2 after seven."""
-    first, second = domains
-    counters, now = Counters(), int(time.time()) // 10 * 10
-    status: dict[str, Any] = {}
-    for step in range(61):
-        for domain, begins in ((first, 0), (second, 18)):
-            if step < begins:
-                continue
-            accepted = 60 if domain == first or step > 42 else 20
-            version = "v2" if step > 42 else "v1"
-            counters.add("accepted", accepted, domain=domain, version=version)
-            counters.add("tested", 100, domain=domain, version=version)
-            counters.add("drafted", 150, domain=domain, version=version)
-            counters.add("emitted", accepted + 50, domain=domain)
-            counters.add("steps", 50, domain=domain)
-        for depth in (1, 2, 3):
-            counters.add(f"tested_at.{depth}", 60 - 10 * depth)
-            counters.add(f"accepted_at.{depth}", 50 - 15 * depth)
-        counters.add("gamma_at.0", 5)
-        counters.add("gamma_at.3", 45)
-        status = {
-            "drafter_version": "v2" if step > 42 else "v1",
-            "running": 2,
-            "waiting": 1,
-            "blocks_free": 48,
-            "blocks_total": 64,
-            "trace_queue": 0,
-            "draining": False,
-        }
-        learner = {"drift": {second: 1.4 if 30 <= step <= 42 else 0.1}}
-        at = now - 600 + 10 * step
-        store.keep_moment(at, moment_of(counters, {"replica:x": status, "learner": learner}, at))
-    store.set_champion(Champion("v2", "b", "base", "target", "eagle3", 2, "v1", now - 180.0))
-    decisions = [
-        {"at": now - 400.0, "attempt": 1, "outcome": "refused", "reason": f"kept: alpha of {second} is lost"},
-        {"at": now - 180.0, "attempt": 2, "outcome": "promoted", "reason": "promoted: alpha 0.200 -> 0.600"},
-    ]
-    learner = {"state": "reading traces", "attempts": 2, "promotions": 1, "next": "", "drift": {second: 0.1}}
-    store.put_status("learner", {**learner, "decisions": decisions, "trouble": [], "at": now}, ttl_s=600)
-    return Own(counters.fields, status)
 
 
 def test_it_draws_alpha_with_its_drifts_and_swaps(page: Page, serve: Serve, service: Service, store: Store) -> None:
