@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from serving.history import moment_of
@@ -19,18 +19,7 @@ from shared.metrics import REDIS, Sample, learner_samples, serving_samples
 from shared.store import Champion, Store
 
 REPLICA = "replica:"  # before its name, in a heartbeat's
-LEARNER_FIELDS = (
-    "state",
-    "trouble",
-    "attempts",
-    "promotions",
-    "decision",
-    "decisions",
-    "next",
-    "drift",
-    "fresh_tokens",
-    "mlflow",
-)
+LEARNER_FIELDS = ("state", "trouble", "attempts", "promotions", "decisions", "next", "drift")
 
 
 @dataclass(frozen=True)
@@ -84,13 +73,13 @@ class Overview:
                 times = sorted(at for at in self._store.moments() if at > after)
                 moments = self._store.read_moments(times)
             except ServiceDown as error:
-                reading = Reading(reading.counters, reading.statuses, trouble=(str(error),))
+                reading = replace(reading, trouble=(str(error),))
         learner = reading.statuses.get("learner")
         return {
             "trouble": list(reading.trouble),
             "moments": moments,
             "now": moment_of(total, reading.statuses, now),
-            "alpha": _by_domain_and_version(total),
+            "alpha": total.alpha_rows(),
             "positions": _numbered(total, ("accepted_at", "tested_at")),
             "gammas": _numbered(total, ("gamma_at",)),
             "traces": {name: total.total(name) for name in ("traces_published", "traces_dropped", "features_dropped")},
@@ -110,7 +99,7 @@ class Overview:
         if self._store is None:
             return Reading(mine, status, trouble=("This service has no Redis: only this replica is shown.",))
         try:
-            epochs, statuses, trouble = self._store.counters(), self._store.statuses(), ()
+            epochs, statuses = self._store.counters(), self._store.statuses()
             champion = self._champion(self._store)
         except ServiceDown as error:
             return Reading(mine, status, trouble=(f"{error}. Only this replica is shown.",))
@@ -120,7 +109,7 @@ class Overview:
         living = {key for key in epochs if newest[key[0]] == key[1] and REPLICA + key[0] in statuses}
         ended = Counters.merge(epochs[key] for key in epochs if key not in living and key[0] != self._id)
         counters = {name: epochs[name, epoch] for name, epoch in sorted(living)}
-        return Reading({**counters, **mine}, {**statuses, **status}, ended, champion, trouble)
+        return Reading({**counters, **mine}, {**statuses, **status}, ended, champion)
 
     @staticmethod
     def _champion(store: Store) -> Champion | None:
@@ -128,16 +117,6 @@ class Overview:
             return store.champion()
         except Unreadable:  # the learner says so and mends it
             return None
-
-
-def _by_domain_and_version(counters: Counters) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], dict[str, float]] = {}
-    for key, value in counters.fields.items():
-        name, tags = parse_field(key)
-        if name in ("accepted", "tested"):
-            row = rows.setdefault((tags.get("domain", ""), tags.get("version", "")), {"accepted": 0.0, "tested": 0.0})
-            row[name] += value
-    return [{"domain": domain, "version": version, **row} for (domain, version), row in rows.items()]
 
 
 def _numbered(counters: Counters, names: tuple[str, ...]) -> list[dict[str, float]]:
