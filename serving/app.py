@@ -110,13 +110,6 @@ class EngineReplica:
             return {KV_USAGE: 0.0}
         return {KV_USAGE: kv_usage(self._replica.loop.snapshot())}
 
-    def _own(self) -> Own | None:
-        return None if self._replica is None else Own(self._replica.counters(), self._replica.status())
-
-    def _samples(self) -> Iterator[Sample]:
-        own = self._own()
-        return serving_samples(own.counters, own.status) if own else iter(())
-
     async def __del__(self) -> None:
         self._service.drain()
         await asyncio.to_thread(self._export.stop)
@@ -124,6 +117,13 @@ class EngineReplica:
             await asyncio.to_thread(self._replica.stop)
         if self._features is not None:
             await asyncio.to_thread(self._features.stop)
+
+    def _own(self) -> Own | None:
+        return None if self._replica is None else Own(self._replica.counters(), self._replica.status())
+
+    def _samples(self) -> Iterator[Sample]:
+        own = self._own()
+        return serving_samples(own.counters, own.status) if own else iter(())
 
     def _load(self) -> None:
         config = self._config

@@ -99,7 +99,8 @@ def test_the_client_talks_through_the_proxy(ready: str) -> None:
 
 
 def test_every_metric_of_a_replica_reaches_prometheus_through_ray(ready: str) -> None:
-    found = wait_for({metric.name.removesuffix("_total") for metric in SERVING_METRICS})
+    replica = httpx.get(f"{ready}/readyz", timeout=60).json()["replica"]
+    found = wait_for({metric.name.removesuffix("_total") for metric in SERVING_METRICS}, replica=replica)
     assert {metric.name: found[metric.name.removesuffix("_total")].type for metric in SERVING_METRICS} == {
         metric.name: metric.kind for metric in SERVING_METRICS
     }
@@ -107,6 +108,7 @@ def test_every_metric_of_a_replica_reaches_prometheus_through_ray(ready: str) ->
     samples = [sample for family in found.values() for sample in family.samples]
 
     def value(name: str, **labels: str) -> float:
+        labels |= {"replica": replica}  # earlier ones' counters stand still, and stay
         return sum(s.value for s in samples if s.name == f"ray_{name}" and labels.items() <= s.labels.items())
 
     assert value("redraft_spec_decode_num_accepted_tokens_total", domain="sql") == 15.0
