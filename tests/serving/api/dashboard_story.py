@@ -1,7 +1,7 @@
 """Ten made-up minutes of a service, as its replicas and its learner would have left them in Redis.
 
-`python -m tests.serving.api.dashboard_story FILE.png` takes the page's picture over them; `python -m tests.browser` does
-so over a service that runs.
+`python -m tests.serving.api.dashboard_story FILE.png` takes the page's picture over them; `python -m tests.browser`
+does so over a service that runs.
 """
 
 from __future__ import annotations
