@@ -19,7 +19,7 @@ UNMARKED := not model and not gpu and not browser and not slow
 WORKERS ?= $(shell n=$$(nproc); test $$n -gt 4 && n=4; echo $$n)
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: install install-dev promtool demo bench test test-all quality lock clean
+.PHONY: install install-dev promtool chromium demo bench test test-all quality lock clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,14 @@ promtool:
 	@command -v promtool >/dev/null || test -x build/promtool || { \
 	  mkdir -p build/prometheus && cd build/prometheus && apt-get update -qq && apt-get download -qq prometheus && \
 	  dpkg-deb -x prometheus_*.deb . && mv usr/bin/promtool ../promtool; cd .. && rm -rf prometheus; }
+
+# A browser for the dashboard page's tests: the one on PATH, else Debian's with whatever it lacks here, unpacked only.
+chromium:
+	@command -v chromium >/dev/null || test -x build/chromium/usr/lib/chromium/chromium || { \
+	  rm -rf build/chromium && mkdir -p build/chromium/packages && cd build/chromium/packages && apt-get update -qq && \
+	  apt-get download -qq $$(apt-get install -s --no-install-recommends chromium fonts-dejavu-core | \
+	    awk '/^Inst/ {print $$2}') && \
+	  for package in *.deb; do dpkg-deb -x $$package ..; done && cd .. && rm -rf packages; }
 
 demo: $(VENV)/.installed
 	$(BIN)/redraft demo $(ARGS)

@@ -24,6 +24,7 @@ from ray import serve
 
 from learner.keeper import Keeper
 from learner.loop import LearnerLoop
+from learner.metrics import RayMetrics
 from shared.config import Config, config_from_dict, load_config
 from shared.errors import RedraftError
 from shared.openmp import openmp_environment
@@ -43,7 +44,7 @@ class LearnerActor:
 
     def __init__(self, config: Mapping[str, Any], session: str) -> None:
         logging.basicConfig(level=logging.INFO)
-        self._loop = LearnerLoop(config_from_dict(config), session=session)
+        self._loop = LearnerLoop(config_from_dict(config), session=session, watch=RayMetrics().show)
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._thread.start()
 

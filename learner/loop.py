@@ -11,7 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from shared.store import Champion, Store
 BEAT_S, RECONCILE_S, RETRY_S = 1.0, 2.0, 1.0
 LOAD_AGAIN_S = 60.0
 STATUS_TTL_S = 30
+DECISIONS_SHOWN = 8
 NAME = "learner"
 
 log = logging.getLogger(__name__)
@@ -47,19 +49,28 @@ class Stopped(Exception):
 class LearnerLoop:
     """`run` is the thread; the other public methods may be called from any thread.
 
-    `prepare` is what is done to examples before they are learnt from: nothing, but in tests.
+    `prepare` is what is done to examples before they are learnt from: nothing, but in tests. `watch` is told of every
+    heartbeat.
     """
 
-    def __init__(self, config: Config, *, session: str = "", prepare: Prepare = lambda examples: examples) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        session: str = "",
+        prepare: Prepare = lambda examples: examples,
+        watch: Callable[[Mapping[str, Any]], None] = lambda _status: None,
+    ) -> None:
         self.config = config
         self.inbox = FeatureInbox(config.trace.feature_tokens)
         self._store = Store(config.redis.url, config.redis.prefix)
         self._journal = Journal(Registry(config, session) if config.mlflow.tracking_uri else None)
-        self._prepare = prepare
+        self._prepare, self._watch = prepare, watch
         self._parts: Parts | None = None
         self._file: Path | None = None
         self._meter = WindowMeter()
         self._counters = Counters()
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_SHOWN)
         self._orders: queue.SimpleQueue[tuple[Callable[[Parts], Any], Future[Any]]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._paused = False
@@ -140,6 +151,7 @@ class LearnerLoop:
         self._obey()
         if self._is_due("look", BEAT_S):
             self._status = self._look()
+            self._watch(self._status)
         if self._parts is None or time.monotonic() < self._due["redis"]:
             self._stop.wait(wait_ms / 1000)
         if time.monotonic() < self._due["redis"]:
@@ -181,6 +193,7 @@ class LearnerLoop:
         self._trouble.pop("drafter", None)
         kept = parts.database.state("windows") or {}
         self._meter, self._measured_to = WindowMeter(kept.get("meter")), int(kept.get("measured_to", 0))
+        self._decisions.extend(parts.database.state("decisions") or ())
         self._file, self._parts = buffer_file(self.config.home_path, base), parts
 
     def _attempt(self, parts: Parts, plan: Plan) -> None:
@@ -201,10 +214,10 @@ class LearnerLoop:
         except Exception as error:  # whatever it was, another attempt at once would meet it again
             log.exception("attempt %d failed", progress.attempts)
             self._counters.add("attempts_failed")
-            parts.keep(progress.ended("refused", parts.buffer.newest(), f"kept: the attempt failed ({error})"))
+            self._ended(parts, "refused", parts.buffer.newest(), f"kept: the attempt failed ({error})")
             return
         if attempt is None:
-            parts.keep(progress.ended("undecided", parts.buffer.newest(), "kept: nothing to learn from"))
+            self._ended(parts, "undecided", parts.buffer.newest(), "kept: nothing to learn from")
             return
         self._conclude(parts, attempt, champion, plan.reason)
 
@@ -215,11 +228,18 @@ class LearnerLoop:
             outcome, reason = "undecided", "kept: the champion has changed during the attempt"
         if outcome == "promoted":
             parts.rollout.promote(attempt.artifact, version_facts(attempt))
-        parts.keep(parts.progress.ended(outcome, attempt.snapshot, reason))
+        self._ended(parts, outcome, attempt.snapshot, reason)
         log.info("attempt %d: %s", attempt.number, reason)
         if tried_in_vain(parts.progress):
             parts.settle()
         self._journal.attempt(attempt_entry(attempt, outcome, reason, why, self.config))
+
+    def _ended(self, parts: Parts, outcome: Outcome, trained_to: int, reason: str) -> None:
+        self._counters.add(f"decisions.{outcome}")
+        number = parts.progress.attempts
+        self._decisions.append({"at": time.time(), "attempt": number, "outcome": outcome, "reason": reason[:300]})
+        parts.database.keep_state("decisions", list(self._decisions))
+        parts.keep(parts.progress.ended(outcome, trained_to, reason))
 
     def _window(self) -> None:
         now = time.time()
@@ -239,8 +259,10 @@ class LearnerLoop:
         parts = self._parts
         attempting = parts is not None and parts.progress.running  # a pause lets it end
         found: dict[str, Any] = {
+            "at": time.time(),
             "state": "paused" if self._paused and not attempting else self._doing,
             "trouble": list(self._trouble.values()),
+            "counters": dict(self._counters.fields),
         }
         if parts is not None:
             progress, champion = parts.progress, parts.rollout.champion
@@ -254,13 +276,14 @@ class LearnerLoop:
                 "promotions": progress.promotions,
                 "refusals": progress.refusals,
                 "decision": progress.decision,
+                "decisions": list(self._decisions),
                 "next": self._plan.reason,
                 "fresh_tokens": sum(parts.buffer.fresh_tokens(progress.trained_to).values()),
                 "drift": {domain: round(score, 3) for domain, score in parts.lookout.scores().items()},
                 "kept": parts.buffer.counts(),
                 "waiting": parts.consumer.waiting,
                 "counters": {
-                    **self._counters.fields,
+                    **found["counters"],
                     **parts.consumer.counters.fields,
                     "features_crowded_out": self.inbox.crowded_out,
                     "versions_unknown": parts.measurer.unknown_versions,

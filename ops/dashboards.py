@@ -76,7 +76,7 @@ SERVING = Dashboard(
         Panel(
             "Gamma",
             "short",
-            ((f"{rate('redraft_gamma_sum')} / {rate('redraft_gamma_count')}", "mean"),),
+            ((f"{rate('redraft_spec_decode_num_draft_tokens_total')} / {rate('redraft_steps_total')}", "mean"),),
             "tokens drafted in a step; 0 is plain decoding",
         ),
         Panel("Where the time goes", "s", ((rate("redraft_phase_seconds_total", "phase"), "{{phase}}"),)),

@@ -71,19 +71,9 @@ def _from_redis(store: Store) -> dict[str, Any]:
         "learner": learner,
         "replicas": statuses,
         "stream": asdict(store.stream_depth()),
-        "domains": _by_domain_and_version(counters),
+        "domains": counters.alpha_rows(),
         "counters": counters.fields,
     }
-
-
-def _by_domain_and_version(counters: Counters) -> list[dict[str, Any]]:
-    rows = []
-    for domain in counters.tag_values("domain"):
-        for version in counters.tag_values("version"):
-            accepted, tested = counters.alpha_counts(domain=domain, version=version)
-            if tested:
-                rows.append({"domain": domain, "version": version, "accepted": accepted, "tested": tested})
-    return rows
 
 
 def _json_or_text(body: str) -> Any:

@@ -27,7 +27,7 @@ def main(arguments: Namespace) -> int:
             f"  MLflow {stack.urls.mlflow}\n"
             f"  Redis  {stack.urls.redis}\n"
             f"  keys   {_who_may_ask(stack.access, chosen.config)}\n"
-            f"  watch  redraft status"
+            f"  watch  {stack.urls.api}/dashboard, or redraft status"
         )
         while True:
             time.sleep(1)

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,11 +30,15 @@ from serving.api.enveloped import PROXY_CALLBACK
 from serving.api.router import create_app
 from serving.api.service import Backend, Service
 from serving.features import RayFeatureSink
+from serving.metrics import RayExport
+from serving.overview import Overview, Own
 from serving.scaling import KV_USAGE, kv_usage
 from shared.config import Config, config_from_dict, load_config
 from shared.errors import ConfigError, RedraftError, ServiceDown
 from shared.keys import WatchedKeys, access_of
+from shared.metrics import Sample, serving_samples
 from shared.openmp import openmp_environment
+from shared.store import Store
 
 if TYPE_CHECKING:
     from serving.replica import Replica
@@ -71,6 +75,7 @@ class EngineReplica:
         self._service = Service(serve.get_replica_context().replica_tag)
         self._replica: Any = None
         self._features: RayFeatureSink | None = None
+        self._export = RayExport(self._samples)
         self._error: Exception | None = None
         self._config, self._load_replica = config_from_dict(config), load
         try:
@@ -87,7 +92,9 @@ class EngineReplica:
             raise RuntimeError(str(self._error))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._service, self._keys)
+        redis = self._config.redis
+        store = Store(redis.url, redis.prefix) if redis.url else None
+        return create_app(self._service, self._keys, Overview(self._service.replica_id, store, self._own))
 
     async def check_health(self) -> None:
         """Raises for what a new process can mend; a wrong setting stays visible in /readyz instead."""
@@ -105,10 +112,18 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._service.drain()
+        await asyncio.to_thread(self._export.stop)
         if self._replica is not None:
             await asyncio.to_thread(self._replica.stop)
         if self._features is not None:
             await asyncio.to_thread(self._features.stop)
+
+    def _own(self) -> Own | None:
+        return None if self._replica is None else Own(self._replica.counters(), self._replica.status())
+
+    def _samples(self) -> Iterator[Sample]:
+        own = self._own()
+        return serving_samples(own.counters, own.status) if own else iter(())
 
     def _load(self) -> None:
         config = self._config
@@ -131,6 +146,7 @@ class EngineReplica:
                 )
             )
             self._replica = replica
+            self._export.start()
         except Exception as error:
             log.exception("the replica could not load")
             self._service.fail(str(error))

@@ -16,6 +16,8 @@ from serving.engine.loop import EngineLoop
 from shared.artifact import open_blob, same_target
 from shared.counters import Counters
 from shared.errors import ArtifactError, ServiceDown, Unreadable
+from shared.histogram import Histogram
+from shared.metrics import PAUSE_BOUNDS
 from shared.store import Champion, Store
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ class ChampionWatcher:
     def __init__(self, store: Store, slot: DrafterSlot, loop: EngineLoop, *, poll_s: float) -> None:
         self._store, self._slot, self._loop, self._poll_s = store, slot, loop, poll_s
         self.counters = Counters()
+        self._pauses = Histogram("swap_pause", PAUSE_BOUNDS, self.counters)
         self._seen: Champion | None = None  # the last pointer that was acted on, served or refused
         self._unreadable = b""  # the last pointer that made no sense
         self._stop = threading.Event()
@@ -97,7 +100,7 @@ class ChampionWatcher:
             started = time.perf_counter()
             swap()
             engine.controller.new_version()
-            self.counters.add("swap_pause_s", time.perf_counter() - started)
+            self._pauses.observe(time.perf_counter() - started)
             self.counters.add("swaps")
             done.set()
 

@@ -68,6 +68,11 @@ class TracePublisher:
         except queue.Full:
             self.dropped += 1
 
+    @property
+    def waiting(self) -> int:
+        """Records in the queue."""
+        return self._queue.qsize()
+
     def totals(self) -> dict[str, float]:
         """The engine's counters and the outbox's own."""
         features = self._features.dropped if self._features is not None else 0

@@ -1,4 +1,4 @@
-"""Everything one replica needs, built from a Config without Ray: target, drafter, engine loop, outbox, watcher.
+"""Everything one replica needs, built from a Config without Ray: target, drafter, engine loop, outbox, watchers.
 
 Owns their lives: `start` brings them up in order, `stop` ends them in reverse. Without a Redis URL there are no traces
 and no swaps, and serving is the same.
@@ -18,6 +18,7 @@ from serving.engine.loop import EngineLoop
 from serving.engine.numerics import numerics_of
 from serving.engine.request import GenerationRequest
 from serving.engine.sequence import Sequence
+from serving.history import Historian
 from serving.hotswap import ChampionWatcher
 from serving.publisher import FeatureSink, TracePublisher
 from shared.config import Config
@@ -35,6 +36,7 @@ class Replica:
         self._store = Store(config.redis.url, config.redis.prefix) if config.redis.url else None
         self.publisher: TracePublisher | None = None
         self.watcher: ChampionWatcher | None = None
+        self.historian = Historian(self._store) if self._store is not None else None
         self._engine = Engine(
             parts.paged,
             parts.drafter,
@@ -55,9 +57,13 @@ class Replica:
         self.loop.start()
         if self.watcher is not None:
             self.watcher.start()
+        if self.historian is not None:
+            self.historian.start()
 
     def stop(self) -> None:
         """End all threads; what still runs ends as cancelled."""
+        if self.historian is not None:
+            self.historian.stop()
         if self.watcher is not None:
             self.watcher.stop()
         self.loop.stop()
@@ -72,7 +78,7 @@ class Replica:
         return numerics_of(self.loaded.device)
 
     def status(self) -> dict[str, Any]:
-        """A small heartbeat for `redraft status`."""
+        """A small heartbeat for `redraft status` and whoever else watches."""
         snapshot = self.loop.snapshot()
         return {
             "running": snapshot.running,
@@ -82,7 +88,12 @@ class Replica:
             "drafter_version": snapshot.drafter_version,
             "draining": snapshot.draining,
             "target": self.loaded.fingerprint,
+            "trace_queue": self.publisher.waiting if self.publisher is not None else 0,
         }
+
+    def counters(self) -> dict[str, float]:
+        """All that this replica has counted since it started."""
+        return self.publisher.totals() if self.publisher is not None else self._counters()
 
     def _listen(self, sequence: Sequence, event: Event) -> None:
         self.loop.listen(sequence, event)
@@ -117,7 +128,7 @@ class Replica:
 
     def _counters(self) -> dict[str, float]:
         swaps = dict(self.watcher.counters.fields) if self.watcher is not None else {}
-        return {**self.loop.snapshot().counters, **swaps}
+        return {**self.loop.snapshot().counters, **self.loop.latency.counters.fields, **swaps}
 
 
 def hash_share(name: str) -> float:

@@ -6,6 +6,7 @@ A field on the wire is `name`, `name|domain=d|version=v`; adding up replicas is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class Counters:
@@ -38,6 +39,17 @@ class Counters:
             self.total("accepted", domain=domain, version=version),
             self.total("tested", domain=domain, version=version),
         )
+
+    def alpha_rows(self) -> list[dict[str, Any]]:
+        """domain, version, accepted and tested of each pair of which something was tested, in order of first use."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for key, value in self.fields.items():
+            name, tags = parse_field(key)
+            if name in ("accepted", "tested"):
+                pair = tags.get("domain", ""), tags.get("version", "")
+                row = rows.setdefault(pair, {"domain": pair[0], "version": pair[1], "accepted": 0.0, "tested": 0.0})
+                row[name] += value
+        return [row for row in rows.values() if row["tested"]]
 
     def tag_values(self, tag: str) -> list[str]:
         """Every value that a tag (domain, version) takes, in order of first use."""

@@ -1,4 +1,4 @@
-"""What serving and learner share through Redis: traces, adapter blobs, the champion pointer, counters, heartbeats.
+"""What serving and learner share through Redis: traces, adapter blobs, the champion, counters, heartbeats, a history.
 
 Every method raises ServiceDown quickly when Redis is away and works again when it is back, empty or not: groups,
 keys and indexes recreate themselves. Traces are the only thing given up when the server is full. Keys start with
@@ -95,6 +95,7 @@ class Store:
         self._champion, self._previous = f"{prefix}:champion", f"{prefix}:champion:previous"
         self._blob, self._blobs = f"{prefix}:blob:", f"{prefix}:blobs"
         self._counters, self._statuses = f"{prefix}:counters", f"{prefix}:statuses"
+        self._history = f"{prefix}:history"
         self._promote, self._prune_blobs = self._link.script(_PROMOTE), self._link.script(_PRUNE_BLOBS)
 
     def ping(self) -> bool:
@@ -198,6 +199,33 @@ class Store:
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         return self._all(self._statuses)
+
+    # History
+
+    def moments(self) -> list[int]:
+        """The times of all that `keep_moment` has kept, in no order."""
+        return [int(at) for at in cast("list[bytes]", self._link.run(lambda client: client.hkeys(self._history)))]
+
+    def read_moments(self, times: Sequence[int]) -> list[dict[str, Any]]:
+        """What was kept at these times; a time at which nothing is kept any more is left out."""
+        if not times:
+            return []
+        names = [str(at) for at in times]
+        texts = cast("list[bytes | None]", self._link.run(lambda client: client.hmget(self._history, names)))
+        return [json.loads(text) for text in texts if text is not None]
+
+    def keep_moment(self, at: int, moment: Mapping[str, Any], *, drop: Sequence[int] = ()) -> None:
+        """Keeps what was at a time (seconds since the epoch) unless something is kept there, and drops older times."""
+        text = json.dumps(moment)
+
+        def write(client: Any) -> None:
+            with client.pipeline(transaction=True) as batch:
+                batch.hsetnx(self._history, str(at), text)
+                if drop:
+                    batch.hdel(self._history, *map(str, drop))
+                batch.execute()
+
+        self._making_room(lambda: self._link.run(write))
 
     def _put(self, index: str, member: str, values: dict[str, Any], ttl_s: int) -> None:
         text, now = json.dumps(values), time.time()

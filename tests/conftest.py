@@ -44,6 +44,7 @@ def ray_cluster() -> Iterator[None]:
         object_store_memory=128 * 2**20,
         include_dashboard=False,
         log_to_driver=False,
+        _system_config={"metrics_report_interval_ms": 1000},
     )
     yield
     ray.shutdown()

@@ -29,6 +29,45 @@ STATS = RequestStats(
     num_spec_tokens=4,
     drafter_version="v7",
 )
+# What a replica has counted, in every field that it may have.
+COUNTERS = {
+    "steps|domain=sql": 10.0,
+    "emitted|domain=sql": 25.0,
+    "spec_steps|domain=sql|version=base": 4.0,
+    "spec_steps|domain=sql|version=v1": 4.0,
+    "drafted|domain=sql|version=base": 12.0,
+    "drafted|domain=sql|version=v1": 16.0,
+    "tested|domain=sql|version=base": 8.0,
+    "tested|domain=sql|version=v1": 10.0,
+    "accepted|domain=sql|version=base": 6.0,
+    "accepted|domain=sql|version=v1": 9.0,
+    "tested_at.1": 8.0,
+    "accepted_at.1": 7.0,
+    "tested_at.2": 7.0,
+    "accepted_at.2": 5.0,
+    "gamma_at.0": 2.0,
+    "gamma_at.3": 4.0,
+    "gamma_at.4": 4.0,
+    "schedule_s": 0.125,
+    "draft_s": 0.5,
+    "verify_s": 2.0,
+    "sample_s": 0.25,
+    "requests_finished": 3.0,
+    "requests_cancelled": 2.0,
+    "requests_failed": 1.0,
+    "traces_published": 4.0,
+    "traces_dropped": 1.0,
+    "features_dropped": 2.0,
+    "swaps": 1.0,
+    "swap_pause_le.0.005": 1.0,
+    "swap_pause_s": 0.004,
+    "swaps_refused.base": 1.0,
+    "first_token_le.0.25": 3.0,
+    "first_token_s": 0.5,
+    "token_le.0.02": 20.0,
+    "token_le.inf": 2.0,
+    "token_s": 6.5,
+}
 TOKEN_S = 0.3  # that a fake replica takes for a token: long beside the way through Serve
 STAY_S = 600.0  # that no test waits for
 
@@ -138,6 +177,12 @@ class FakeReplica:
     context: int
     stopped: bool = False
     numerics: str = "fake"
+
+    def counters(self) -> dict[str, float]:
+        return dict(COUNTERS)
+
+    def status(self) -> dict[str, Any]:
+        return {**vars(self.loop.snapshot()), "trace_queue": 3}
 
     def stop(self) -> None:
         self.stopped = True

@@ -25,7 +25,15 @@ MAY_IMPORT = {
 DOORS = {
     "fastapi": ("serving/api/", "serving/app.py"),
     "starlette": ("serving/api/", "serving/app.py"),
-    "ray": ("serving/app.py", "serving/features.py", "learner/app.py", "learner/rollout.py", "ops/"),
+    "ray": (
+        "serving/app.py",
+        "serving/features.py",
+        "serving/metrics.py",
+        "learner/app.py",
+        "learner/metrics.py",
+        "learner/rollout.py",
+        "ops/",
+    ),
     "redis": ("shared/redis_link.py",),
     "mlflow": ("learner/registry.py", "ops/"),
     "prometheus_client": ("serving/metrics.py", "learner/metrics.py"),

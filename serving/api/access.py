@@ -19,8 +19,13 @@ from shared.errors import RequestError
 from shared.keys import Key, WatchedKeys
 from shared.keys import Scope as KeyScope
 
-OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
-SCOPE_BY_PREFIX: tuple[tuple[str, KeyScope], ...] = (("/v1", "inference"), ("/metrics", "metrics"), ("/admin", "admin"))
+OPEN = frozenset({"/healthz", "/readyz", "/openapi.json", "/dashboard"})
+SCOPE_BY_PREFIX: tuple[tuple[str, KeyScope], ...] = (
+    ("/v1", "inference"),
+    ("/metrics", "metrics"),
+    ("/dashboard/data", "metrics"),
+    ("/admin", "admin"),
+)
 DEFAULT_TENANT = "default"
 
 # Only says in /openapi.json what the gate asks for.

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes of the OpenAI API and the two probes, over one `Service`, behind the gate.
+"""The FastAPI application: routes of the OpenAI API, the probes and the watchers, over one `Service`, behind the gate.
 
 `create_app` is the only way in. The application keeps no state of its own and starts nothing.
 """
@@ -23,6 +23,8 @@ from serving.api.schema import ChatCompletionRequest, CompletionRequest, Generat
 from serving.api.service import Backend, Service
 from serving.api.stream import ClientGone, EventStream, unless_gone
 from serving.api.text_form import TextForm
+from serving.api.watching import watching
+from serving.overview import Overview
 from shared.keys import WatchedKeys
 
 MAX_BODY = 16 * 2**20  # bytes
@@ -30,8 +32,8 @@ CLIENT_GONE = 499  # nobody reads it; access logs do
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorEnvelope}, "5XX": {"model": ErrorEnvelope}}
 
 
-def create_app(service: Service, keys: WatchedKeys | None = None) -> FastAPI:
-    """`keys` None: nobody is asked for one."""
+def create_app(service: Service, keys: WatchedKeys | None = None, overview: Overview | None = None) -> FastAPI:
+    """`keys` None: nobody is asked for one. `overview` None: there is nothing to be watched."""
     app = FastAPI(title="Redraft", version=_version(), docs_url=None, redoc_url=None)
     install_error_handlers(app)
     app.add_middleware(Gate, keys=keys)
@@ -39,6 +41,7 @@ def create_app(service: Service, keys: WatchedKeys | None = None) -> FastAPI:
     app.include_router(_probes(service))
     app.include_router(_models(service))
     app.include_router(_generation(service))
+    app.include_router(watching(overview or Overview(service.replica_id), _ERRORS))
     return app
 
 

@@ -306,6 +306,7 @@ class Engine:
         domain, add = sequence.request.domain, self.counters.add
         self.domains[domain] = None
         add("steps", domain=domain)
+        add(f"gamma_at.{gamma}")
         add("emitted", emitted, domain=domain)
         if not gamma:
             return

@@ -14,9 +14,10 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from serving.engine.engine import Engine
-from serving.engine.events import Ending, Event, RequestStats
+from serving.engine.events import Delta, Ending, Event, RequestStats
 from serving.engine.request import GenerationRequest
 from serving.engine.sequence import Sequence
+from serving.latency import Latency
 from shared.errors import NotReady, Overloaded
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, *, max_queue: int) -> None:
         self._engine, self._max_queue = engine, max_queue
+        self.latency = Latency()
         self._wake = threading.Condition()
         self._arrived: list[tuple[GenerationRequest, _Address]] = []
         self._cancelled: set[str] = set()
@@ -91,11 +93,13 @@ class EngineLoop:
                 raise NotReady("This replica is shutting down and takes no new requests. Try again.")
             self._arrived.append((request, address))
             self._wake.notify()
-        ended = False
+        ended, watch = False, self.latency.begin()
         try:
             while not ended:
                 event = await events.get()
                 ended = isinstance(event, Ending)
+                if isinstance(event, Delta) and event.token_ids:
+                    watch.tokens(len(event.token_ids))
                 yield event
         finally:
             if not ended:

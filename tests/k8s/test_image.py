@@ -100,7 +100,13 @@ def test_the_copied_files_make_a_wheel_that_holds_the_program(tmp_path: Path) ->
     [wheel] = (tmp_path / "wheels").glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
-    for wanted in ("serving/app.py", "learner/app.py", "ops/drain.py", "ops/prompts/sql.demo.yaml"):
+    for wanted in (
+        "serving/app.py",
+        "learner/app.py",
+        "ops/drain.py",
+        "ops/prompts/sql.demo.yaml",
+        "serving/api/dashboard.html",
+    ):
         assert wanted in names
     assert any(name.endswith("drafter.safetensors") for name in names), "the shipped head"
     site = tmp_path / "site"

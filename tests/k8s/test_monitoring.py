@@ -15,32 +15,16 @@ import pytest
 import yaml
 
 from ops.dashboards import DASHBOARDS, dashboard_json, write
+from shared.metrics import LEARNER_METRICS, REDIS, SERVING_METRICS
 from tests.k8s.kustomize import MANIFESTS, ROOT, overlay
 from tests.k8s.pods import of_kind
 
 COMPONENT = MANIFESTS / "components" / "monitoring"
 DATA = Path(__file__).parent / "data"
-# What serving, learner and Ray export (Ray's own prefix is cut off by the PodMonitor).
-METRICS = {
-    "redraft_spec_decode_num_drafts_total",
-    "redraft_spec_decode_num_draft_tokens_total",
-    "redraft_spec_decode_num_accepted_tokens_total",
-    "redraft_spec_decode_num_accepted_tokens_per_pos_total",
-    "redraft_tested_tokens_total",
-    "redraft_emitted_tokens_total",
-    "redraft_gamma",
-    "redraft_phase_seconds_total",
-    "redraft_drafter_info",
-    "redraft_trace_queue",
-    "redraft_traces_dropped_total",
-    "redraft_swap_pause_seconds",
-    "redraft_kv_usage_ratio",
-    "redraft_time_to_first_token_seconds",
-    "redraft_inter_token_latency_seconds",
-    "redraft_learner_heartbeat_timestamp_seconds",
-    "redraft_gate_decisions_total",
-    "ray_serve_replica_processing_queries",
-}
+# What serving, learner and Ray export (Ray's own prefix is cut off by the PodMonitor). That ours come out of a real Ray
+# is what tests/serving/test_app.py and tests/learner/test_app.py show.
+METRICS = {metric.name for metric in SERVING_METRICS + LEARNER_METRICS} | {"ray_serve_replica_processing_queries"}
+LABELS = {metric.name: {metric.label} - {""} for metric in SERVING_METRICS + LEARNER_METRICS}
 SUFFIXES = re.compile(r"_(bucket|sum|count)$")  # of a histogram
 
 
@@ -98,6 +82,31 @@ def test_a_query_can_be_parsed_and_names_what_there_is(query: str) -> None:
     unknown = {name for name in names_in(query) if name not in recorded and SUFFIXES.sub("", name) not in METRICS}
     assert unknown == set()
     assert names_in(query)
+
+
+@pytest.mark.parametrize("query", queries())
+def test_a_query_groups_by_and_asks_for_labels_that_its_metrics_have(query: str) -> None:
+    grouped = {label.strip() for labels in re.findall(r"\bby \(([^)]*)\)", query) for label in labels.split(",")}
+    asked = set(re.findall(r"[{,](\w+)=", query))
+    ours = [LABELS[base] for name in names_in(query) if (base := SUFFIXES.sub("", name)) in LABELS]
+    if ours:  # others are made of these, or Ray's
+        assert (grouped | asked) - {"namespace", "le"} <= set.union(*ours)
+
+
+def test_the_rules_tests_and_the_pages_name_what_there_is() -> None:
+    for file in (DATA / "rules_test.yaml", ROOT / "docs" / "kubernetes.md", ROOT / "docs" / "api.md"):
+        named = set(re.findall(r"\bredraft_[a-z0-9_]+", file.read_text(encoding="utf-8")))
+        assert {name for name in named if SUFFIXES.sub("", name) not in METRICS | {REDIS.name}} == set(), file
+
+
+def test_the_monitor_cuts_off_rays_prefix_and_nothing_else() -> None:
+    [found] = of_kind(overlay("production"), "PodMonitor")
+    [endpoint] = found["spec"]["podMetricsEndpoints"]
+    [renaming] = [rule for rule in endpoint["metricRelabelings"] if rule.get("targetLabel") == "__name__"]
+    for name in METRICS:
+        exported = name if name.startswith("ray_") else f"ray_{name}"
+        match = re.fullmatch(renaming["regex"], exported)
+        assert (match.group(1) if match else exported) == name
 
 
 def test_the_parser_refuses_what_prometheus_would() -> None:

@@ -14,6 +14,7 @@ import pytest
 from learner.app import ACTOR, NAMESPACE, start
 from shared.store import Store
 from tests.learner.traffic import TinyServing
+from tests.ray_export import wait_for
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -40,6 +41,9 @@ def test_the_actor_lives_on_through_the_death_of_its_process(ray_cluster: None, 
             store.append_trace(item.data, max_bytes=2**26)
         until(lambda: len(ray.get(by_name.measurements.remote(0))) == 6)
         assert _state(by_name)["counters"].get("features_recomputed", 0) == 0
+        found = wait_for({"redraft_learner_heartbeat_timestamp_seconds", "redraft_learner_traces"})
+        beat = max(sample.value for sample in found["redraft_learner_heartbeat_timestamp_seconds"].samples)
+        assert abs(time.time() - beat) < 120.0  # seconds since the epoch, and not long ago
         with pytest.raises(ray.exceptions.RayTaskError, match="no version before base"):
             ray.get(by_name.rollback.remote("nothing to undo"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -97,12 +97,16 @@ def test_it_learns_from_traffic_and_promotes_what_is_better(
             counters.add("emitted", len(item.record.output_ids), domain="chat")
         store.put_counters("replica", "1", counters.fields)
 
-    with running(config, session="first") as loop:
+    seen: list[Mapping[str, Any]] = []
+    with running(config, session="first", watch=seen.append) as loop:
         until(lambda: store.champion() is not None, meanwhile=traffic)
         until(lambda: loop.status.get("promotions"), meanwhile=traffic)
         status = loop.status
         assert status["decision"].startswith("promoted: alpha")
         assert status["counters"]["traces_stored"] >= 36
+        assert status["counters"]["decisions.promoted"] >= 1
+        assert "promoted" in [decision["outcome"] for decision in status["decisions"]]
+        assert seen[0]["at"] < seen[-1]["at"] <= time.time(), "whoever watches hears every heartbeat"
         assert store.statuses()["learner"]["state"]
         champion = store.champion()
         assert champion is not None
@@ -146,7 +150,7 @@ def test_a_restart_goes_on_where_it_ended(serving: TinyServing, config: Config, 
         loop.pause()
         until(lambda: "champion" in loop.status)
         second = loop.status
-    for name in ("champion", "number", "attempts", "promotions", "decision", "fresh_tokens", "kept"):
+    for name in ("champion", "number", "attempts", "promotions", "decision", "decisions", "fresh_tokens", "kept"):
         assert second[name] == first[name], name
     assert second["drift"] == first["drift"]
 

@@ -16,7 +16,9 @@ import pytest
 from serving.app import build, deploy, ongoing_limit, shutdown
 from shared.config import Config, config_from_flat
 from shared.errors import ConfigError, RedraftError
+from shared.metrics import SERVING_METRICS
 from tests.fakes import TOKEN_S, load_fake_replica
+from tests.ray_export import wait_for
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -94,6 +96,27 @@ def test_the_client_talks_through_the_proxy(ready: str) -> None:
         for _ in client.chat.completions.create(model=MODEL, messages=messages, stream=True):
             arrivals.append(time.monotonic() - started)
         assert arrivals[-1] - arrivals[0] > 1.5 * TOKEN_S  # chunks come as they are made, not all at the end
+
+
+def test_every_metric_of_a_replica_reaches_prometheus_through_ray(ready: str) -> None:
+    replica = httpx.get(f"{ready}/readyz", timeout=60).json()["replica"]
+    found = wait_for({metric.name.removesuffix("_total") for metric in SERVING_METRICS}, replica=replica)
+    assert {metric.name: found[metric.name.removesuffix("_total")].type for metric in SERVING_METRICS} == {
+        metric.name: metric.kind for metric in SERVING_METRICS
+    }
+
+    samples = [sample for family in found.values() for sample in family.samples]
+
+    def value(name: str, **labels: str) -> float:
+        labels |= {"replica": replica}  # earlier ones' counters stand still, and stay
+        return sum(s.value for s in samples if s.name == f"ray_{name}" and labels.items() <= s.labels.items())
+
+    assert value("redraft_spec_decode_num_accepted_tokens_total", domain="sql") == 15.0
+    assert value("redraft_spec_decode_num_accepted_tokens_per_pos_total", position="0") == 7.0
+    assert value("redraft_gamma_count") == 10.0
+    assert value("redraft_gamma_bucket", le="3.0") == 6.0  # 2 of gamma 0 and 4 of gamma 3
+    assert value("redraft_drafter_info", version="v7") == 1.0
+    assert 'redraft_drafter_info{replica="' in httpx.get(f"{ready}/metrics", timeout=60).text
 
 
 @pytest.mark.parametrize("stream", [True, False])

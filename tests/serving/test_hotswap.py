@@ -17,6 +17,7 @@ from serving.replica import Replica
 from shared.artifact import Artifact, Manifest, pack_blob, save_folder
 from shared.config import Config, load_config
 from shared.errors import ServiceDown
+from shared.metrics import SERVING_METRICS, serving_samples, unknown_fields
 from shared.models.eagle3 import Eagle3Config, Eagle3Head
 from shared.models.target import load_model
 from shared.store import Champion, Store
@@ -138,6 +139,9 @@ def test_a_champion_is_swapped_in_while_a_request_runs_and_changes_no_greedy_ans
     totals = replica.publisher.totals()  # type: ignore[union-attr]
     assert totals["swaps"] == 1
     assert totals["swap_pause_s"] < 1.0  # an assignment, not a packing
+    assert sum(value for name, value in totals.items() if name.startswith("swap_pause_le.")) == 1
+    assert unknown_fields(replica.counters()) == set(), "whatever is counted is exported"
+    assert {sample.metric for sample in serving_samples(replica.counters(), replica.status())} <= set(SERVING_METRICS)
 
 
 def test_the_champion_that_stands_at_start_serves_from_the_first_request(

@@ -77,6 +77,22 @@ def test_many_callers_each_get_their_tokens_and_one_ending_last(loop: EngineLoop
     assert all_blocks_come_back(loop)
 
 
+def test_the_wait_for_each_token_is_counted_once(loop: EngineLoop) -> None:
+    events = asyncio.run(collect(loop, request("timed", 20)))
+    counters = loop.latency.counters.fields
+
+    def counted(name: str) -> float:
+        return sum(value for field, value in counters.items() if field.startswith(f"{name}_le."))
+
+    steps = [len(event.token_ids) for event in events if isinstance(event, Delta) and event.token_ids]
+    assert len(steps) < 20, "some tokens came together"
+    assert (counted("first_token"), counted("token")) == (1, sum(steps[1:]))
+    assert counters["first_token_s"] > 0
+    assert counters["token_s"] > 0
+    waited = sum(counters.values()) - counted("first_token") - counted("token")
+    assert waited < 60, "the sum over all tokens is the time that decoding took, not a multiple of it"
+
+
 def test_a_caller_who_leaves_frees_the_blocks_and_nobody_else_notices(loop: EngineLoop) -> None:
     async def leave_one() -> list[Event]:
         other = asyncio.create_task(collect(loop, request("stays", 60)))

@@ -85,3 +85,15 @@ def test_seconds_are_counters_too(value: float) -> None:
     counters.add("verify_s", value)
     counters.add("verify_s", value)
     assert counters.total("verify_s") == 2 * value
+
+
+def test_alpha_rows_are_pairs_of_which_something_was_tested() -> None:
+    counters = Counters()
+    for domain, version, accepted, tested in (("sql", "base", 1, 4), ("chat", "base", 2, 2), ("sql", "v1", 0, 0)):
+        counters.add("accepted", accepted, domain=domain, version=version)
+        counters.add("tested", tested, domain=domain, version=version)
+    counters.add("emitted", 9, domain="german")
+    assert counters.alpha_rows() == [
+        {"domain": "sql", "version": "base", "accepted": 1, "tested": 4},
+        {"domain": "chat", "version": "base", "accepted": 2, "tested": 2},
+    ]

@@ -405,3 +405,12 @@ def test_a_password_stays_out_of_messages() -> None:
     with pytest.raises(ServiceDown) as raised:
         store.ping()
     assert "secret" not in str(raised.value)
+
+
+def test_a_moment_is_kept_once_and_dropped_when_asked(store: Store) -> None:
+    assert (store.moments(), store.read_moments([])) == ([], [])
+    for at in (10, 20, 30):
+        store.keep_moment(at, {"at": at})
+    store.keep_moment(20, {"at": "another's"}, drop=[10])
+    assert sorted(store.moments()) == [20, 30]
+    assert store.read_moments([10, 30, 20]) == [{"at": 30}, {"at": 20}]

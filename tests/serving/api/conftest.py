@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from serving.api.router import create_app
 from serving.api.service import Backend, Service
@@ -79,13 +80,13 @@ async def http(service: Service) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def serve(service: Service) -> Iterator[Callable[[], str]]:
-    """Starts a real server for `service` and returns its address."""
+def serve(service: Service) -> Iterator[Callable[..., str]]:
+    """Starts a real server, by default for `service` without keys, and returns its address."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start() -> str:
+    def start(app: FastAPI | None = None) -> str:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app or create_app(service), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         running.append((server, thread))
