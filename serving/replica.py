@@ -48,7 +48,7 @@ class Replica:
             self.publisher = self._publisher(self._store, features)
             if self._slot is not None:
                 poll_s = config.drafter.swap_poll_s
-                self.watcher = ChampionWatcher(self._store, self._slot, self.loop, poll_s=poll_s)
+                self.watcher = ChampionWatcher(self._store, self._slot, self.loop, replica=replica_id, poll_s=poll_s)
 
     def start(self) -> None:
         """Requests may come once this returns."""
@@ -82,6 +82,7 @@ class Replica:
             "drafter_version": snapshot.drafter_version,
             "draining": snapshot.draining,
             "target": self.loaded.fingerprint,
+            "round_s": [float(f"{seconds:.4g}") for seconds in snapshot.round_s],
         }
 
     def _listen(self, sequence: Sequence, event: Event) -> None:

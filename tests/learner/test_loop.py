@@ -23,8 +23,8 @@ from ops.processes import Supervisor
 from shared.artifact import Manifest, open_blob, pack_blob
 from shared.config import Config, config_from_dict
 from shared.counters import Counters
-from shared.errors import ArtifactError, NotReady
-from shared.store import Store
+from shared.errors import Declined
+from shared.store import Champion, Store
 from tests.learner.traffic import Served, TinyServing
 
 
@@ -163,11 +163,11 @@ def test_an_operator_forces_a_bad_version_and_takes_it_back(serving: TinyServing
     with running(config) as loop:
         loop.pause()
         until(lambda: "champion" in loop.status)
-        forced = loop.force(noise, "a drill")
+        forced = Champion(**store.orders.ask("force", blob=store.put_blob(noise), reason="a drill"))
         assert store.champion() == forced
         assert (forced.version, forced.number) == ("v1", 1)
-        with pytest.raises(ArtifactError):
-            loop.force(noise[:50], "a drill")
+        with pytest.raises(Declined, match="ends inside its header"):
+            store.orders.ask("force", blob=store.put_blob(noise[:50]), reason="a drill")
         # Requests that the bad version served measure worse than the base on the same positions.
         bad = [replace(item, record=_served_by(item.record, "v1")) for item in serving.serve(12)]
         for item in bad:
@@ -177,7 +177,7 @@ def test_an_operator_forces_a_bad_version_and_takes_it_back(serving: TinyServing
         rows = loop.measurements(0)
         assert {row["version"] for row in rows} == {"v1"}
         assert sum(row["live_sum"] for row in rows) < 0.7 * sum(row["static_sum"] for row in rows)
-        back = loop.rollback("it was a drill")
+        back = Champion(**store.orders.ask("rollback", reason="it was a drill"))
         assert (back.version, back.number) == ("base", 2)
         assert store.champion() == back
 
@@ -191,8 +191,8 @@ def test_orders_to_a_learner_without_a_drafter_are_refused_and_the_reason_is_sai
     with running(nothing) as loop:
         until(lambda: "learner" in store.statuses())
         until(lambda: any("nothing drafts" in said for said in loop.status.get("trouble", ())))
-        with pytest.raises(NotReady):
-            loop.rollback("no reason")
+        with pytest.raises(Declined, match="has not loaded its drafter"):
+            store.orders.ask("rollback", reason="no reason")
     gone = replace(config, drafter=replace(config.drafter, model="/no/such/folder"))
     with running(gone) as loop:
         until(lambda: "learner" in store.statuses())
