@@ -20,8 +20,8 @@ from ops.run_file import RunningStack, read_run_file
 from ops.stack import ask_ready
 from shared.config import Config
 from shared.counters import Counters
-from shared.errors import ConfigError, ServiceDown
-from shared.store import Store
+from shared.errors import ConfigError, ServiceDown, Unreadable
+from shared.store import Canary, Store
 
 NOTHING_RUNS = 1
 
@@ -71,15 +71,23 @@ def gather(config: Config, running: RunningStack | None) -> dict[str, Any]:
 def _from_redis(store: Store) -> dict[str, Any]:
     champion, statuses = store.champion(), store.statuses()
     learner = statuses.pop("learner", None)
-    counters = Counters.merge(store.counters().values())
+    counters, canary = Counters.merge(store.counters().values()), _canary(store)
     return {
         "champion": asdict(champion) if champion else None,
+        "canary": asdict(canary) if canary else None,
         "learner": learner,
         "replicas": statuses,
         "stream": asdict(store.stream_depth()),
         "domains": _by_domain_and_version(counters),
         "counters": counters.fields,
     }
+
+
+def _canary(store: Store) -> Canary | None:
+    try:
+        return store.canary()
+    except Unreadable:
+        return None
 
 
 def _by_domain_and_version(counters: Counters) -> list[dict[str, Any]]:
@@ -143,11 +151,24 @@ def _loop(report: dict[str, Any]) -> Table:
         age = time.time() - champion["created_at"]
         table.add_row("champion", f"{champion['version']} (no. {champion['number']}, {age:.0f} s ago)")
         table.add_row("before it", champion["previous"] or "the base drafter")
+    table.add_row("serving", _convergence(report))
     for name, value in (report["learner"] or {"learner": "no heartbeat"}).items():
         table.add_row(name, _say(value))
     stream = report["stream"]
     table.add_row("stream", ", ".join(f"{name} {count}" for name, count in stream.items()))
     return table
+
+
+def _convergence(report: dict[str, Any]) -> str:
+    """How many replicas are at the version that they should serve, and who serves what else."""
+    champion, canary = report["champion"], report["canary"]
+    ahead = {f"replica:{canary['replica']}": canary["pointer"]["version"]} if canary else {}
+    served = {name: s["drafter_version"] for name, s in report["replicas"].items() if s.get("drafter_version")}
+    wanted = {name: ahead.get(name, champion["version"] if champion else "base") for name in served}
+    others = [f"{name.rpartition(':')[2].rpartition('#')[2]} {v}" for name, v in served.items() if v != wanted[name]]
+    said = f"{len(served) - len(others)} of {len(served)} replicas at their version"
+    said += f"; canary {canary['pointer']['version']} on {canary['replica'].rpartition('#')[2]}" if canary else ""
+    return said + (f"; not yet: {', '.join(others)}" if others else "")
 
 
 def _say(value: Any) -> str:

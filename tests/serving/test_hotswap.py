@@ -198,18 +198,20 @@ def test_a_canary_that_ends_goes_back_to_the_champion_or_to_the_base(
     pair: tuple[Replica, Replica], store: Store, end: str
 ) -> None:
     artifact = adapter(pair[0], version="v2")
-    canary(store, artifact, 2, ttl_s=0.3 if end == "run out" else 60)
-    assert eventually(lambda: versions(pair) == ["base", "v2"])
-    if end == "taken back":
-        store.set_canary(None)
-    assert eventually(lambda: versions(pair) == ["base", "base"])
+
+    def begin_and_end(others: str) -> None:
+        canary(store, artifact, 2)
+        assert eventually(lambda: versions(pair) == [others, "v2"])
+        if end == "taken back":
+            store.set_canary(None)
+        else:
+            canary(store, artifact, 2, ttl_s=0.05)  # and nobody renews it
+        assert eventually(lambda: versions(pair) == [others, others])
+
+    begin_and_end("base")
     publish(store, adapter(pair[0]), 1)
     assert eventually(lambda: versions(pair) == ["v1", "v1"])
-    canary(store, artifact, 2, ttl_s=0.3 if end == "run out" else 60)
-    assert eventually(lambda: versions(pair) == ["v1", "v2"])
-    if end == "taken back":
-        store.set_canary(None)
-    assert eventually(lambda: versions(pair) == ["v1", "v1"])
+    begin_and_end("v1")
 
 
 def test_a_canary_that_makes_no_sense_or_does_not_fit_keeps_nobody_from_the_champion(
