@@ -22,6 +22,7 @@ from learner.database import reading
 from learner.evaluator import Judged
 from learner.gate import Gate
 from ops import settings
+from ops.demo_files import about, write_json
 from ops.report_sources import newest_buffer
 from shared.acceptance import expected_tokens
 from shared.config import GateConfig
@@ -88,7 +89,7 @@ def main(arguments: Namespace) -> int:
         raise ConfigError("--buffer", problem, f"gate.min_requests is {config.gate.min_requests}: serve longer.")
     rows = list(measure(pairs, config.gate, candidates=arguments.candidates, seed=arguments.seed))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, {"rows": [asdict(row) for row in rows], "about": about(asdict(config.gate))})
     Console(highlight=False).print(_table(rows, len(pairs), config.gate))
     return 0
 

@@ -122,7 +122,7 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    watch_tokens: int = 1000  # tested tokens of a new version before it has held; 0: no canary and no watch
+    watch_tokens: int = 500  # tested tokens of a new version before it has held; 0: no canary and no watch
     confidence: float = 0.99  # one-sided, that a fall is none by chance, over all looks of one watch
     fall: float = 0.01  # of live alpha, that is borne
     slowdown: float = 0.1  # of a round, as a share, that is borne

@@ -71,7 +71,9 @@ def test_the_command_writes_counts_and_says_what_it_lacks(tmp_path: Path, capsys
     flags = ["--requests", str(few), "--candidates", "10", "--set", "gate.resamples=100", "--json", str(counts)]
     assert cli.run(["gate-power", *flags]) == 0
     assert "20 real paired requests" in capsys.readouterr().out
-    assert {row["candidates"] for row in json.loads(counts.read_text())} == {10}
+    report = json.loads(counts.read_text())
+    assert {row["candidates"] for row in report["rows"]} == {10}
+    assert report["about"]["settings"]["resamples"] == 100
     few.write_text("".join(SHIPPED.read_text().splitlines(keepends=True)[:3]))
     assert cli.run(["gate-power", *flags]) == cli.REFUSED
     few.write_text('{"no": "judgement"}')
