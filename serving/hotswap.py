@@ -61,7 +61,8 @@ class ChampionWatcher:
 
     def _wanted(self) -> Champion | None:
         """The canary's version for the replica that is it, the champion for all others; None: whatever serves."""
-        champion, canary = self._store.champion(), self._canary()
+        # In this order: a canary that has held is the champion before it is taken back.
+        canary, champion = self._canary(), self._store.champion()
         newest = champion.number if champion is not None else 0
         if canary is not None and canary.replica == self._replica and canary.pointer.number > newest:
             self._was_canary = True
