@@ -1,7 +1,7 @@
 """The learner as a Ray actor: one a cluster, found by name, started again by Ray whenever it dies.
 
 Owns nothing but the process: threads, priority, and the thread that runs the loop. A restarted actor goes on from the
-buffer on disk. Errors of ours cross Ray as plain text, because they do not survive its pickling. Where nobody calls
+buffer on disk. Where nobody calls
 `start`, as on Kubernetes, `build` makes a Serve application without a route that keeps the actor.
 """
 
@@ -11,9 +11,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +25,6 @@ from learner.keeper import Keeper
 from learner.loop import LearnerLoop
 from learner.metrics import RayMetrics
 from shared.config import Config, config_from_dict, load_config
-from shared.errors import RedraftError
 from shared.openmp import openmp_environment
 
 ACTOR, NAMESPACE = "redraft-learner", "redraft"
@@ -63,21 +61,6 @@ class LearnerActor:
     def settings(self) -> dict[str, Any]:
         """The configuration that it was started with."""
         return self._loop.config.to_dict()
-
-    def pause(self) -> None:
-        """No attempt is begun; reading, measuring and reporting go on."""
-        self._loop.pause()
-
-    def resume(self) -> None:
-        self._loop.resume()
-
-    def force(self, blob: bytes, reason: str) -> dict[str, Any]:
-        """Promotes an adapter blob without a gate, at an operator's word; returns the champion pointer."""
-        return _plainly(lambda: asdict(self._loop.force(blob, reason)))
-
-    def rollback(self, reason: str) -> dict[str, Any]:
-        """Back to the version before the champion; returns the champion pointer."""
-        return _plainly(lambda: asdict(self._loop.rollback(reason)))
 
     def stop(self) -> None:
         """Ends the loop in good order; the actor stays until it is killed."""
@@ -172,10 +155,3 @@ def application(config: Config) -> serve.Application:
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """Entry point of Serve config files: `import_path: learner.app:build`, with the same `args` as the serving one."""
     return application(load_config(overrides=dict(arguments)))
-
-
-def _plainly(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return action()
-    except RedraftError as error:
-        raise RuntimeError(str(error)) from None

@@ -63,11 +63,13 @@ class AttemptRunner:
         buffer: Buffer,
         bank: DrafterBank,
         *,
+        round_s: Callable[[], Sequence[float]] = tuple,
         prepare: Prepare = lambda examples: examples,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`round_s` gives the seconds of a round by gamma, as replicas measure them now; empty: not known."""
         self._config, self._base, self._buffer, self._bank = config, base, buffer, bank
-        self._prepare, self._clock = prepare, clock
+        self._round_s, self._prepare, self._clock = round_s, prepare, clock
         self._probes: dict[tuple[str, int], Judged] = {}  # by version and order
 
     def run(
@@ -171,14 +173,22 @@ class AttemptRunner:
         gate = Gate(self._config.gate, seed=number)
         mine = self._judge(candidate, fresh, breathe)
         pair = (mine, self._judge_champion(champion, fresh, breathe))
-        decision = gate.decide(*pair)
+        round_s = self._seconds(fresh)
+        decision = gate.decide(*pair, round_s=round_s)
         if not decision.promote:
             return decision  # the probes could only have been one more reason
         probes: dict[str, Pair] = {
             domain: (self._judge(candidate, orders, breathe), self._judge_probes(champion, orders, breathe))
             for domain, orders in self._buffer.probes().items()
         }
-        return gate.decide(*pair, probes)
+        return gate.decide(*pair, probes, round_s=round_s)
+
+    def _seconds(self, orders: Sequence[int]) -> list[float]:
+        """Of a round at the gamma of each request; empty while no replica has said what rounds cost."""
+        by_gamma = list(self._round_s())
+        if not by_gamma:
+            return []
+        return [by_gamma[min(self._buffer.measured(order).gamma, len(by_gamma) - 1)] for order in orders]
 
     def _judge(self, drafter: Drafter, orders: Sequence[int], breathe: Breathe) -> list[Judged]:
         """At each request's own gamma, as it was measured."""
@@ -245,8 +255,10 @@ def _metrics(decision: Decision) -> dict[str, float]:
     return {
         "alpha_before": decision.alpha_champion,
         "alpha_after": decision.alpha_candidate,
-        "gain": decision.gain,
-        "gain_low": decision.ci_low,
-        "gain_high": decision.ci_high,
+        "gain": decision.gain.value,
+        "gain_low": decision.gain.low,
+        "gain_high": decision.gain.high,
+        "speedup": decision.speedup.value,
+        "speedup_low": decision.speedup.low,
         "judged_requests": decision.requests,
     }

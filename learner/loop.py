@@ -8,20 +8,19 @@ waiting cannot mend (no drafter, a wrong setting) is said, and the rest of the w
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from learner.attempt import WAIT_MS, Attempt, Prepare
 from learner.base import load_base
 from learner.buffer import read_measurements
 from learner.features import FeatureInbox
 from learner.journal import Journal
+from learner.orders import follow
 from learner.parts import Parts, assemble, buffer_file
 from learner.registry import Registry
 from learner.report import attempt_entry, version_facts, window_values
@@ -30,6 +29,7 @@ from learner.windows import WindowMeter
 from shared.config import Config
 from shared.counters import Counters
 from shared.errors import NotReady, RedraftError, ServiceDown
+from shared.orders import Order
 from shared.store import Champion, Store
 
 BEAT_S, RECONCILE_S, RETRY_S = 1.0, 2.0, 1.0
@@ -39,7 +39,6 @@ DECISIONS_SHOWN = 8
 NAME = "learner"
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -71,13 +70,12 @@ class LearnerLoop:
         self._meter = WindowMeter()
         self._counters = Counters()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_SHOWN)
-        self._orders: queue.SimpleQueue[tuple[Callable[[Parts], Any], Future[Any]]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._paused = False
         self._doing, self._trouble = "starting", dict[str, str]()
         self._plan = Plan(False, "")
         self._status: dict[str, Any] = {"state": self._doing}
-        self._due = dict.fromkeys(("load", "look", "redis", "reconcile", "window", "beat"), 0.0)  # monotonic
+        self._due = dict.fromkeys(("load", "look", "redis", "fleet", "reconcile", "window", "beat"), 0.0)  # monotonic
         self._measured_to = 0  # order of the last measured request that a window has shown
 
     # From any thread
@@ -92,14 +90,6 @@ class LearnerLoop:
 
     def resume(self) -> None:
         self._paused = False
-
-    def force(self, blob: bytes, reason: str) -> Champion:
-        """Promotes an adapter without a gate. Raises ArtifactError, or NotReady while the base is not loaded."""
-        return self._order(lambda parts: parts.rollout.force(blob, reason))
-
-    def rollback(self, reason: str) -> Champion:
-        """Back to the version before the champion. Raises ConfigError when there is none."""
-        return self._order(lambda parts: parts.rollout.rollback(reason))
 
     def stop(self) -> None:
         """Ends `run` within a training step."""
@@ -148,7 +138,6 @@ class LearnerLoop:
         self._doing = doing
         if self._parts is None and self._is_due("load", LOAD_AGAIN_S):
             self._load()
-        self._obey()
         if self._is_due("look", BEAT_S):
             self._status = self._look()
             self._watch(self._status)
@@ -168,8 +157,12 @@ class LearnerLoop:
 
     def _use_redis(self, wait_ms: int) -> None:
         parts = self._parts
+        self._obey()
         if parts is not None:
             parts.consumer.step(wait_ms)
+            if self._is_due("fleet", BEAT_S):
+                parts.fleet.look(self._store.statuses(), self._store.counters())
+                parts.releases.look()
             if self._is_due("reconcile", RECONCILE_S):
                 parts.rollout.reconcile()
         if self._is_due("window", self.config.mlflow.window_s):
@@ -197,7 +190,7 @@ class LearnerLoop:
         self._file, self._parts = buffer_file(self.config.home_path, base), parts
 
     def _attempt(self, parts: Parts, plan: Plan) -> None:
-        champion, progress = parts.rollout.champion, parts.progress.begun(plan.focus)
+        champion, progress = parts.releases.leading, parts.progress.begun(plan.focus)
         parts.keep(progress)
         log.info("attempt %d: %s", progress.attempts, plan.reason)
         try:
@@ -224,10 +217,13 @@ class LearnerLoop:
     def _conclude(self, parts: Parts, attempt: Attempt, champion: Champion, why: str) -> None:
         outcome: Outcome = "undecided" if attempt.undecided else "promoted" if attempt.decision.promote else "refused"
         reason = attempt.decision.reason
-        if parts.rollout.champion.number != champion.number:
-            outcome, reason = "undecided", "kept: the champion has changed during the attempt"
+        barred = parts.releases.barred()
+        if parts.releases.leading.number != champion.number:
+            outcome, reason = "undecided", f"kept: {champion.version} was replaced during the attempt"
+        elif outcome == "promoted" and barred:
+            outcome, reason = "barred", f"{barred}, though {reason.removeprefix('promoted: ')}"
         if outcome == "promoted":
-            parts.rollout.promote(attempt.artifact, version_facts(attempt))
+            parts.releases.promote(attempt.artifact, version_facts(attempt))
         self._ended(parts, outcome, attempt.snapshot, reason)
         log.info("attempt %d: %s", attempt.number, reason)
         if tried_in_vain(parts.progress):
@@ -275,6 +271,7 @@ class LearnerLoop:
                 "attempts": progress.attempts,
                 "promotions": progress.promotions,
                 "refusals": progress.refusals,
+                **parts.releases.status(),
                 "decision": progress.decision,
                 "decisions": list(self._decisions),
                 "next": self._plan.reason,
@@ -288,25 +285,27 @@ class LearnerLoop:
                     "features_crowded_out": self.inbox.crowded_out,
                     "versions_unknown": parts.measurer.unknown_versions,
                     "requests_constrained": parts.measurer.constrained,
+                    **parts.fleet.late.fields,
                 },
             }
         return found | {"mlflow": self._journal.status()}
 
-    def _order(self, action: Callable[[Parts], T]) -> T:
-        """Runs `action` in the loop's thread and returns what it returns or raises."""
-        answer: Future[T] = Future()
-        self._orders.put((action, answer))
-        return answer.result(timeout=60)
-
     def _obey(self) -> None:
-        while not self._orders.empty():
-            action, answer = self._orders.get()
+        while (order := self._store.orders.take()) is not None:
             try:
-                if self._parts is None:
-                    raise NotReady("The learner has not loaded its drafter; see `redraft status`.")
-                answer.set_result(action(self._parts))
-            except Exception as error:
-                answer.set_exception(error)
+                answer, done = self._follow(order), True
+            except RedraftError as error:
+                answer, done = str(error), False
+            except (TypeError, ValueError) as error:  # an order of another release
+                answer, done = f"{order.name}: {error}", False
+            self._store.orders.answer(order, answer, done=done)
+
+    def _follow(self, order: Order) -> Any:
+        if order.name in ("pause", "resume"):
+            return self.pause() if order.name == "pause" else self.resume()
+        if self._parts is None:
+            raise NotReady("The learner has not loaded its drafter; see `redraft status`.")
+        return follow(order, self._parts, self._store)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

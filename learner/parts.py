@@ -16,9 +16,11 @@ from learner.buffer import Buffer, Measured
 from learner.consumer import Consumer
 from learner.database import Database
 from learner.features import FeatureInbox, FrozenTarget
+from learner.fleet import Fleet
 from learner.journal import Journal
 from learner.lookout import HISTORY, Lookout
 from learner.measure import Measurer
+from learner.release import Releases
 from learner.rollout import Rollout
 from learner.schedule import Progress, Situation
 from learner.shelf import Shelf
@@ -26,6 +28,7 @@ from shared.config import Config
 from shared.store import Store
 
 _PROGRESS, _SETTLED = "progress", "settled"
+HEARTBEATS_S = 3.0  # until a replica's new version is in its heartbeat and that has been read
 
 
 @dataclass
@@ -38,6 +41,8 @@ class Parts:
     consumer: Consumer
     runner: AttemptRunner
     rollout: Rollout
+    fleet: Fleet
+    releases: Releases
     lookout: Lookout
     progress: Progress
 
@@ -95,6 +100,8 @@ def assemble(
         recompute_all=config.trace.feature_share == 0,
         listener=watch,
     )
+    rollout = Rollout(base, store, shelf, journal)
+    fleet = Fleet(past_tokens=config.rollout.watch_tokens, grace_s=drafter.swap_poll_s + HEARTBEATS_S)
     parts = Parts(
         base=base,
         database=database,
@@ -102,8 +109,12 @@ def assemble(
         shelf=shelf,
         measurer=measurer,
         consumer=consumer,
-        runner=AttemptRunner(config, base, buffer, bank, prepare=prepare),
-        rollout=Rollout(base, store, shelf, journal),
+        runner=AttemptRunner(config, base, buffer, bank, round_s=lambda: fleet.round_s, prepare=prepare),
+        rollout=rollout,
+        fleet=fleet,
+        releases=Releases(
+            base, rollout, shelf, fleet, database=database, store=store, journal=journal, config=config.rollout
+        ),
         lookout=lookout,
         progress=Progress.kept(database.state(_PROGRESS) or {}),
     )

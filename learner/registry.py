@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True)
 class AttemptEntry:
-    """One training attempt as its run shows it."""
+    """One decision as its run shows it: of an attempt, of a watch, of a person."""
 
     name: str
     started_at: float
@@ -57,6 +57,7 @@ class AttemptEntry:
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
     losses: tuple[float, ...] = ()  # by step
+    kind: str = "attempt"
 
 
 class Registry:
@@ -90,8 +91,8 @@ class Registry:
             from mlflow.entities import Metric, Param
 
             serving = self._serving_run(client)
-            tags = {**entry.tags, "redraft.kind": "attempt", "redraft.session": self._session}
-            run = self._find_run(client, "attempt", {"mlflow.runName": entry.name})
+            tags = {**entry.tags, "redraft.kind": entry.kind, "redraft.session": self._session}
+            run = self._find_run(client, entry.kind, {"mlflow.runName": entry.name})
             if run is None:
                 tags |= {"mlflow.parentRunId": serving}
                 made = client.create_run(

@@ -1,4 +1,4 @@
-"""What an attempt and a window look like in MLflow. Pure functions: numbers in, entries out."""
+"""What decisions and windows look like in MLflow. Pure functions: numbers in, entries out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from learner.attempt import Attempt
 from learner.registry import AttemptEntry
 from learner.schedule import Outcome
+from learner.watch import Verdict, Watching
 from shared.config import Config
+from shared.store import Champion
 
 
 def attempt_entry(attempt: Attempt, outcome: Outcome, reason: str, why: str, config: Config) -> AttemptEntry:
@@ -23,9 +25,14 @@ def attempt_entry(attempt: Attempt, outcome: Outcome, reason: str, why: str, con
         "train/lost_alpha": report.lost,  # target probability outside the draft vocabulary
         "gate/alpha_before": decision.alpha_champion,
         "gate/alpha_after": decision.alpha_candidate,
-        "gate/gain": decision.gain,
-        "gate/gain_low": decision.ci_low,
-        "gate/gain_high": decision.ci_high,
+        "gate/gain": decision.gain.value,
+        "gate/gain_low": decision.gain.low,
+        "gate/gain_high": decision.gain.high,
+        "gate/rate_before": decision.rate_champion,
+        "gate/rate_after": decision.rate_candidate,
+        "gate/speedup": decision.speedup.value,
+        "gate/speedup_low": decision.speedup.low,
+        "gate/speedup_high": decision.speedup.high,
         "gate/requests": decision.requests,
         "gate/promoted": outcome == "promoted",
         **{f"probes/{domain}": gain for domain, gain in decision.probes.items()},
@@ -59,6 +66,44 @@ def attempt_entry(attempt: Attempt, outcome: Outcome, reason: str, why: str, con
         metrics={name: float(value) for name, value in metrics.items() if math.isfinite(value)},
         tags=tags,
         losses=tuple(loss for loss in report.losses if math.isfinite(loss)),
+    )
+
+
+def watch_entry(watching: Watching, verdict: Verdict, now: float) -> AttemptEntry:
+    """How the watch of a new version ended."""
+    pointer = watching.pointer
+    return AttemptEntry(
+        name=f"watch {pointer.version} (no. {pointer.number}): {verdict.outcome}",
+        started_at=watching.since,
+        ended_at=now,
+        params={"version": pointer.version, "against": watching.against, "canary": watching.canary or "all replicas"},
+        metrics={f"watch/{name}": value for name, value in verdict.numbers.items() if math.isfinite(value)},
+        tags={
+            "redraft.decision": verdict.outcome,
+            "redraft.reason": verdict.reason,
+            "redraft.candidate": pointer.version,
+            "mlflow.note.content": verdict.reason,
+        },
+        kind="watch",
+    )
+
+
+def order_entry(what: str, pointer: Champion, reason: str, now: float) -> AttemptEntry:
+    """What a person has ordered."""
+    said = f"{what} by an operator: {reason}"
+    return AttemptEntry(
+        name=f"{what} {pointer.version} (no. {pointer.number}) at {now:.0f}",
+        started_at=now,
+        ended_at=now,
+        params={"version": pointer.version},
+        metrics={},
+        tags={
+            "redraft.decision": what,
+            "redraft.reason": said,
+            "redraft.candidate": pointer.version,
+            "mlflow.note.content": said,
+        },
+        kind="order",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from learner.base import BASE_VERSION, Base
 from learner.journal import Journal
 from learner.shelf import Shelf, Shelved, shelve
-from shared.artifact import Artifact, check_fit, hash_blob, open_blob, pack_blob
+from shared.artifact import check_fit, hash_blob, open_blob
 from shared.errors import ArtifactError, ConfigError, ServiceDown, Unreadable
 from shared.store import Champion, Store
 
@@ -37,31 +37,42 @@ class Rollout:
     def champion(self) -> Champion:
         return self._shelf.champion
 
-    def promote(self, artifact: Artifact, facts: Mapping[str, Any]) -> Champion:
-        """Replicas will serve `artifact` from now on. Its manifest's version is its name."""
-        return self._install(artifact.manifest.version, pack_blob(artifact), facts)
+    def stage(self, version: str, blob: bytes, facts: Mapping[str, Any], *, previous: str) -> Champion:
+        """A new version on the shelf and on its way to MLflow, and the pointer to it, which nobody follows yet."""
+        pointer = self._pointer(version, hash_blob(blob), previous)
+        entry = shelve(pointer, blob, {"previous": previous, "created_at": pointer.created_at, **facts})
+        self._shelf.keep(entry)
+        self._journal.version(entry)
+        return pointer
 
-    def force(self, blob: bytes, reason: str) -> Champion:
-        """Promotes an adapter that no gate has seen, at an operator's word. Raises ArtifactError if it does not fit."""
-        artifact = open_blob(blob)
-        check_fit(artifact.manifest, kind=self._base.kind, base=self._base.hash, target=self._base.target)
-        facts = {"reason": f"forced: {reason}", "parent": self.champion.version}
-        return self._install(self._shelf.next_version(), blob, facts)
+    def point_to(self, version: str, *, previous: str) -> Champion:
+        """The pointer to a version from the shelf or to the base. Raises ConfigError for one that is not kept."""
+        entry = self._shelf.get(version)
+        if version != BASE_VERSION and entry is None:
+            raise ConfigError("version", f"{version} is not on the shelf", "`redraft drafters list` shows what is.")
+        return self._pointer(version, entry.blob_hash if entry is not None else "", previous)
+
+    def install(self, pointer: Champion) -> Champion:
+        """All replicas serve what it points to from now on."""
+        self._shelf.put(pointer, None)
+        self._journal.aliases(pointer.version, pointer.previous)
+        self._publish()
+        return pointer
 
     def rollback(self, reason: str) -> Champion:
         """Back to the version before the champion. Raises ConfigError when there is none to go back to."""
         current = self.champion
         if not current.previous:
             raise ConfigError("champion", f"there is no version before {current.version}", "Promote one first.")
-        entry = self._shelf.get(current.previous)
-        if current.previous != BASE_VERSION and entry is None:
-            raise ConfigError("champion", f"{current.previous} is not kept any more", "Promote another version.")
+        pointer = self.point_to(current.previous, previous=current.version)
         log.warning("rolled back from %s to %s: %s", current.version, current.previous, reason)
-        champion = self._pointer(current.previous, entry.blob_hash if entry is not None else "")
-        self._shelf.put(champion, None)
-        self._journal.aliases(champion.version, champion.previous)
-        self._publish()
-        return champion
+        return self.install(pointer)
+
+    def put_blob(self, version: str) -> None:
+        """Into Redis, for whoever is to serve it. Raises ServiceDown."""
+        entry = self._shelf.get(version)
+        if entry is not None:
+            self._store.put_blob(entry.blob)
 
     def reconcile(self) -> Champion | None:
         """Brings Redis to the shelf, or the shelf to what is newer; returns a champion that came from elsewhere.
@@ -83,25 +94,16 @@ class Rollout:
             self._put(mine)
         return None
 
-    def _install(self, version: str, blob: bytes, facts: Mapping[str, Any]) -> Champion:
-        champion = self._pointer(version, hash_blob(blob))
-        entry = shelve(champion, blob, {"previous": champion.previous, "created_at": champion.created_at, **facts})
-        self._shelf.put(champion, entry)
-        self._journal.version(entry)
-        self._journal.aliases(champion.version, champion.previous)
-        self._publish()
-        return champion
-
-    def _pointer(self, version: str, blob_hash: str) -> Champion:
-        base, current = self._base, self.champion
+    def _pointer(self, version: str, blob_hash: str, previous: str) -> Champion:
+        base = self._base
         return Champion(
             version=version,
             blob=blob_hash,
             base=base.hash,
             target=base.target,
             kind=base.kind,
-            number=current.number + 1,
-            previous=current.version,
+            number=self._shelf.newest_number() + 1,
+            previous=previous,
             created_at=time.time(),
         )
 
@@ -114,9 +116,7 @@ class Rollout:
     def _put(self, champion: Champion, *, over: bytes = b"") -> None:
         """The blobs before the pointer, so that no replica finds a pointer to nothing."""
         for version in (champion.previous, champion.version):
-            entry = self._shelf.get(version)
-            if entry is not None:
-                self._store.put_blob(entry.blob)
+            self.put_blob(version)
         if self._store.set_champion(champion, over=over):
             self._published = champion.number
             log.info("champion %s (no. %d) is published", champion.version, champion.number)

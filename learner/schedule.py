@@ -15,7 +15,7 @@ from typing import Any, Literal
 REFUSALS = 3  # in a row, after which the drafter is as good as this traffic makes it
 PATIENCE = 8  # times the tokens of a usual attempt, when there is no reason for one
 
-Outcome = Literal["none", "promoted", "refused", "undecided"]
+Outcome = Literal["none", "promoted", "refused", "undecided", "barred"]  # barred: it passed the gate and may not serve
 
 
 @dataclass(frozen=True)

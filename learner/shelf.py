@@ -1,4 +1,4 @@
-"""Promoted versions on this machine's disk: each adapter blob with its facts, and which one is the champion.
+"""Versions that were to be served, on this machine's disk: each adapter blob with its facts, and who is the champion.
 
 The shelf is written before Redis and before MLflow, so that either may be away, or come back empty, and nothing that
 was decided is lost. It promotes nothing itself.
@@ -22,10 +22,10 @@ KEPT = 16  # newest versions, besides the champion and the one before it
 
 @dataclass(frozen=True)
 class Shelved:
-    """A promoted version. `facts` say how it came about: parent, reason, alpha before and after."""
+    """A version that the gate or a person let through. `facts` say how it came about and what became of it."""
 
     version: str
-    number: int  # of the champion pointer when it was promoted
+    number: int  # of the pointer that was made for it
     blob_hash: str
     blob: bytes
     facts: Mapping[str, Any]
@@ -47,23 +47,28 @@ class Shelf:
         """Makes `champion` the one that should serve; `entry` is its blob, unless it is on the shelf or the base."""
         with self._db.transaction():
             if entry is not None:
-                self._db.run(
-                    "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?)",
-                    (
-                        entry.version,
-                        entry.number,
-                        entry.blob_hash,
-                        entry.blob,
-                        json.dumps(dict(entry.facts)),
-                        registered,
-                    ),
-                )
+                self.keep(entry, registered=registered)
             self._db.keep_state("champion", asdict(champion))
             self._db.run(
                 "DELETE FROM versions WHERE registered AND version NOT IN (?, ?) AND version NOT IN "
                 "(SELECT version FROM versions ORDER BY number DESC LIMIT ?)",
                 (champion.version, champion.previous, KEPT),
             )
+
+    def keep(self, entry: Shelved, *, registered: bool = False) -> None:
+        """On the shelf, whoever the champion is."""
+        facts = json.dumps(dict(entry.facts))
+        self._db.run(
+            "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?, ?)",
+            (entry.version, entry.number, entry.blob_hash, entry.blob, facts, registered),
+        )
+
+    def add_facts(self, version: str, facts: Mapping[str, Any]) -> None:
+        """What became of it later."""
+        entry = self.get(version)
+        if entry is not None:
+            told = json.dumps({**entry.facts, **facts})
+            self._db.run("UPDATE versions SET facts = ? WHERE version = ?", (told, version))
 
     def get(self, version: str) -> Shelved | None:
         return next(iter(self._find("WHERE version = ?", version)), None)
@@ -75,6 +80,19 @@ class Shelf:
             return open_blob(entry.blob, entry.blob_hash) if entry is not None else None
         except ArtifactError:
             return None
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Number, name and facts of everything on the shelf, oldest first, without the blobs."""
+        sql = "SELECT version, number, blob_hash, length(blob), facts FROM versions ORDER BY number"
+        return [
+            {**json.loads(facts), "version": version, "number": number, "blob": blob_hash, "bytes": size}
+            for version, number, blob_hash, size, facts in self._db.rows(sql)
+        ]
+
+    def newest_number(self) -> int:
+        """The highest number that a pointer of ours has had."""
+        staged = self._db.rows("SELECT max(number) FROM versions")[0][0] or 0
+        return max(int(staged), self.champion.number)
 
     def unregistered(self) -> list[Shelved]:
         """Versions that MLflow has not confirmed, oldest first."""

@@ -42,6 +42,7 @@ COMMANDS = {
     "up": Command("ops.up", "start the local stack and serve until Ctrl-C"),
     "status": Command("ops.status", "show what the running stack does: replicas, α, champion, learner"),
     "config": Command("ops.show_config", "show the effective configuration and where each value comes from"),
+    "drafters": Command("ops.drafters", "list, compare, promote, pin, export and roll back versions of the drafter"),
     "keys": Command("ops.keys", "make, list and revoke API keys"),
     "demo": Command("ops.demo", "watch α fall at a drift of the traffic and come back"),
     "report": Command("ops.report", "which drafts are rejected: an atlas of the live stream or of recorded traces"),
@@ -49,6 +50,7 @@ COMMANDS = {
     "plan": Command("ops.plan", "replicas, devices and cost for a load, from a model's config and a device's figures"),
     "bench": Command("ops.bench", "measure ours and others side by side on this machine"),
     "loadgen": Command("ops.loadgen", "send load to any OpenAI-compatible server and say what its users saw"),
+    "gate-power": Command("ops.gate_power", "how often the gate errs, and what it finds, on recorded judgements"),
     "train-drafter": Command("ops.distill", "make a drafter by distillation from the target's own outputs"),
 }
 

@@ -19,8 +19,8 @@ from ops.stack import ask_ready
 from ops.status_view import render
 from shared.config import Config
 from shared.counters import Counters
-from shared.errors import ServiceDown
-from shared.store import Store
+from shared.errors import ServiceDown, Unreadable
+from shared.store import Canary, Store
 
 NOTHING_RUNS = 1
 
@@ -65,15 +65,23 @@ def gather(config: Config, running: RunningStack | None) -> dict[str, Any]:
 def _from_redis(store: Store) -> dict[str, Any]:
     champion, statuses = store.champion(), store.statuses()
     learner = statuses.pop("learner", None)
-    counters = Counters.merge(store.counters().values())
+    counters, canary = Counters.merge(store.counters().values()), _canary(store)
     return {
         "champion": asdict(champion) if champion else None,
+        "canary": asdict(canary) if canary else None,
         "learner": learner,
         "replicas": statuses,
         "stream": asdict(store.stream_depth()),
         "domains": counters.alpha_rows(),
         "counters": counters.fields,
     }
+
+
+def _canary(store: Store) -> Canary | None:
+    try:
+        return store.canary()
+    except Unreadable:
+        return None
 
 
 def _json_or_text(body: str) -> Any:

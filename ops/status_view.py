@@ -80,6 +80,7 @@ def _learner(report: Mapping[str, Any]) -> Table:
         age = _ago(time.time() - champion["created_at"])
         table.add_row("champion", f"{champion['version']} (no. {champion['number']}), promoted {age}")
         table.add_row("before it", champion["previous"] or "the base drafter")
+    table.add_row("served", escape(_convergence(report)))
     for name, said in _words_of(report["learner"]):
         table.add_row(name, escape(said))
     return table
@@ -104,6 +105,18 @@ def _words_of(learner: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ("requests kept", _listed({domain: sum(roles.values()) for domain, roles in learner["kept"].items()})),
     ]
     return found
+
+
+def _convergence(report: Mapping[str, Any]) -> str:
+    """How many replicas are at the version that they should serve, and who serves what else."""
+    champion, canary = report["champion"], report["canary"]
+    ahead = {f"replica:{canary['replica']}": canary["pointer"]["version"]} if canary else {}
+    served = {name: s["drafter_version"] for name, s in report["replicas"].items() if s.get("drafter_version")}
+    wanted = {name: ahead.get(name, champion["version"] if champion else "base") for name in served}
+    others = [f"{name.rpartition(':')[2].rpartition('#')[2]} {v}" for name, v in served.items() if v != wanted[name]]
+    said = f"{len(served) - len(others)} of {len(served)} replicas at their version"
+    said += f"; canary {canary['pointer']['version']} on {canary['replica'].rpartition('#')[2]}" if canary else ""
+    return said + (f"; not yet: {', '.join(others)}" if others else "")
 
 
 def _traces(report: Mapping[str, Any]) -> Table:

@@ -1,7 +1,8 @@
 """Watches the champion pointer and brings the replica to it: verify, build beside the live copy, swap between rounds.
 
-One thread polls. Whatever is wrong with a blob (torn, another hash, another base or target, misshapen), it is refused,
-logged and counted by reason, and what serves goes on serving. A refused pointer is not tried again until it changes.
+One thread polls. A replica that is named as the canary serves the canary's version instead, for as long as it is named.
+Whatever is wrong with a blob (torn, another hash, another base or target, misshapen), it is refused, logged and counted
+by reason, and what serves goes on serving. A refused pointer is not tried again until it changes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shared.counters import Counters
 from shared.errors import ArtifactError, ServiceDown, Unreadable
 from shared.histogram import Histogram
 from shared.metrics import PAUSE_BOUNDS
-from shared.store import Champion, Store
+from shared.store import Canary, Champion, Store
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,12 @@ log = logging.getLogger(__name__)
 class ChampionWatcher:
     """Keeps one replica's drafter at the champion."""
 
-    def __init__(self, store: Store, slot: DrafterSlot, loop: EngineLoop, *, poll_s: float) -> None:
-        self._store, self._slot, self._loop, self._poll_s = store, slot, loop, poll_s
+    def __init__(self, store: Store, slot: DrafterSlot, loop: EngineLoop, *, replica: str, poll_s: float) -> None:
+        self._store, self._slot, self._loop, self._replica, self._poll_s = store, slot, loop, replica, poll_s
         self.counters = Counters()
         self._pauses = Histogram("swap_pause", PAUSE_BOUNDS, self.counters)
         self._seen: Champion | None = None  # the last pointer that was acted on, served or refused
+        self._was_canary = False  # so that there may be something to go back from where there is no champion
         self._unreadable = b""  # the last pointer that made no sense
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotswap", daemon=True)
@@ -48,7 +50,7 @@ class ChampionWatcher:
     def look(self) -> None:
         """One poll."""
         try:
-            champion = self._store.champion()
+            champion = self._wanted()
             if champion is None or champion == self._seen:
                 return
             if champion.version == self._slot.drafter.version:
@@ -56,12 +58,36 @@ class ChampionWatcher:
                 return
             self._bring(champion)
         except Unreadable as error:
-            if error.text != self._unreadable:
-                self._unreadable = error.text
-                self.counters.add("swaps_refused.format")
-                log.error("%s; %s goes on", error, self._slot.drafter.version)
+            self._note(error)
         except ServiceDown as error:
             log.debug("the champion pointer cannot be read: %s", error)
+
+    def _wanted(self) -> Champion | None:
+        """The canary's version for the replica that is it, the champion for all others; None: whatever serves."""
+        # In this order: a canary that has held is the champion before it is taken back.
+        canary, champion = self._canary(), self._store.champion()
+        newest = champion.number if champion is not None else 0
+        if canary is not None and canary.replica == self._replica and canary.pointer.number > newest:
+            self._was_canary = True
+            return canary.pointer
+        if champion is None and self._was_canary:
+            slot = self._slot
+            return Champion(BASE_VERSION, "", slot.base, slot.target, slot.kind, 0, "", 0.0)
+        return champion
+
+    def _canary(self) -> Canary | None:
+        """One that makes no sense keeps nobody from the champion."""
+        try:
+            return self._store.canary()
+        except Unreadable as error:
+            self._note(error)
+            return None
+
+    def _note(self, error: Unreadable) -> None:
+        if error.text != self._unreadable:
+            self._unreadable = error.text
+            self.counters.add("swaps_refused.format")
+            log.error("%s; %s goes on", error, self._slot.drafter.version)
 
     def _bring(self, champion: Champion) -> None:
         try:

@@ -50,7 +50,7 @@ class Replica:
             self.publisher = self._publisher(self._store, features)
             if self._slot is not None:
                 poll_s = config.drafter.swap_poll_s
-                self.watcher = ChampionWatcher(self._store, self._slot, self.loop, poll_s=poll_s)
+                self.watcher = ChampionWatcher(self._store, self._slot, self.loop, replica=replica_id, poll_s=poll_s)
 
     def start(self) -> None:
         """Requests may come once this returns."""
@@ -89,6 +89,7 @@ class Replica:
             "draining": snapshot.draining,
             "target": self.loaded.fingerprint,
             "trace_queue": self.publisher.waiting if self.publisher is not None else 0,
+            "round_s": [float(f"{seconds:.4g}") for seconds in snapshot.round_s],
         }
 
     def counters(self) -> dict[str, float]:

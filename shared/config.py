@@ -114,10 +114,19 @@ class LearnerConfig:
 class GateConfig:
     confidence: float = 0.95  # one-sided
     min_requests: int = 16
-    min_gain: float = 0.0  # least lower bound of the gain in alpha
+    min_gain: float = 0.0  # least lower bound of the gain in tokens a second, as a share
     probe_loss: float = 0.05  # most that a frozen probe of another domain may lose
     resamples: int = 2000
     wait_s: float = 600.0  # seconds that a trained candidate waits for fresh requests to be judged on
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    watch_tokens: int = 500  # tested tokens of a new version before it has held; 0: no canary and no watch
+    confidence: float = 0.99  # one-sided, that a fall is none by chance, over all looks of one watch
+    fall: float = 0.01  # of live alpha, that is borne
+    slowdown: float = 0.1  # of a round, as a share, that is borne
+    cooldown_tokens: int = 8000  # served after a rollback by itself, before anything is promoted again
 
 
 @dataclass(frozen=True)
@@ -138,6 +147,7 @@ class Config:
     redis: RedisConfig = field(default_factory=RedisConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
 
     @property
@@ -352,10 +362,15 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "learner.buffer_reservoir": (0, None),
     "gate.confidence": (0.5, 0.9999),
     "gate.min_requests": (2, None),
-    "gate.min_gain": (-1, 1),
+    "gate.min_gain": (-1, 100),
     "gate.probe_loss": (0, 1),
     "gate.resamples": (100, None),
     "gate.wait_s": (0, None),
+    "rollout.watch_tokens": (0, None),
+    "rollout.confidence": (0.5, 0.9999),
+    "rollout.fall": (0, 1),
+    "rollout.slowdown": (0, 100),
+    "rollout.cooldown_tokens": (0, None),
     "mlflow.window_s": (0.1, None),
 }
 

@@ -7,6 +7,7 @@
     ├── RequestError       a request that the API refuses; carries the HTTP meaning, not the HTTP code
     │   ├── Overloaded     the queue is full; try again after `retry_after_s`
     │   └── NotReady       the replica is still loading or is draining
+    ├── Declined           the learner was given an order and says why it does not follow it
     └── ServiceDown        Redis, MLflow or the learner cannot be reached; the caller counts it and goes on
         └── Unreadable     it answers, but what it holds under a key makes no sense; whoever owns the key replaces it
 
@@ -65,6 +66,10 @@ class NotReady(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="not_ready")
+
+
+class Declined(RedraftError):
+    """The learner does not follow an order."""
 
 
 class ServiceDown(RedraftError):

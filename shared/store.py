@@ -1,4 +1,4 @@
-"""What serving and learner share through Redis: traces, adapter blobs, the champion, counters, heartbeats, a history.
+"""What serving and learner share through Redis: traces, blobs, champion, canary, counters, heartbeats, history, orders.
 
 Every method raises ServiceDown quickly when Redis is away and works again when it is back, empty or not: groups,
 keys and indexes recreate themselves. Traces are the only thing given up when the server is full. Keys start with
@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any, TypeVar, cast
 
 from shared.errors import Unreadable
+from shared.orders import OrderBox
 from shared.redis_link import RedisLink, ServerFull
 from shared.stream import Record, StreamDepth, TraceStream
 
@@ -37,6 +38,15 @@ class Champion:
     number: int
     previous: str  # version
     created_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A version that one replica serves ahead of the others. It has a key of its own, which older replicas do not read:
+    they stay with the champion. It expires unless it is renewed, so that it never outlives who watches it."""
+
+    replica: str
+    pointer: Champion
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,14 @@ redis.call('SET', KEYS[1], ARGV[1])
 return 1
 """
 
-# KEYS blob index, champion, previous champion. ARGV number kept, blob key prefix.
+# KEYS blob index, champion, previous champion, canary. ARGV number kept, blob key prefix.
 _PRUNE_BLOBS = """
 local named = {}
-for i = 2, 3 do
+for i = 2, 4 do
   local text = redis.call('GET', KEYS[i])
   if text then
     local readable, pointer = pcall(cjson.decode, text)
+    if readable and type(pointer) == 'table' and type(pointer.pointer) == 'table' then pointer = pointer.pointer end
     if readable and type(pointer) == 'table' then
       named[pointer.blob or ''] = true
       named[pointer.base or ''] = true
@@ -92,7 +103,9 @@ class Store:
     def __init__(self, url: str, prefix: str, *, reclaim_idle_ms: int = RECLAIM_IDLE_MS) -> None:
         self._link = RedisLink(url)
         self._stream = TraceStream(self._link, prefix, reclaim_idle_ms=reclaim_idle_ms)
+        self.orders = OrderBox(self._link, prefix)
         self._champion, self._previous = f"{prefix}:champion", f"{prefix}:champion:previous"
+        self._canary = f"{prefix}:canary"
         self._blob, self._blobs = f"{prefix}:blob:", f"{prefix}:blobs"
         self._counters, self._statuses = f"{prefix}:counters", f"{prefix}:statuses"
         self._history = f"{prefix}:history"
@@ -151,7 +164,8 @@ class Store:
                 batch.execute()
 
         self._making_room(lambda: self._link.run(write))
-        self._prune_blobs([self._blobs, self._champion, self._previous], [BLOBS_KEPT, self._blob])
+        keys = [self._blobs, self._champion, self._previous, self._canary]
+        self._prune_blobs(keys, [BLOBS_KEPT, self._blob])
         return digest
 
     def get_blob(self, hash: str) -> bytes | None:
@@ -178,6 +192,25 @@ class Store:
             return _read_champion(json.loads(text))
         except (ValueError, TypeError) as error:
             raise Unreadable(f"the champion pointer {self._champion} is unreadable: {error}", text) from error
+
+    def set_canary(self, canary: Canary | None, *, ttl_s: float = 0) -> None:
+        """Shows one replica another version for `ttl_s`; None takes it back at once."""
+        if canary is None:
+            self._link.run(lambda client: client.delete(self._canary))
+            return
+        text = json.dumps(asdict(canary), sort_keys=True)
+        self._making_room(lambda: self._link.run(lambda client: client.set(self._canary, text, px=int(ttl_s * 1000))))
+
+    def canary(self) -> Canary | None:
+        """Raises Unreadable for one that no release of ours wrote."""
+        text = cast("bytes | None", self._link.run(lambda client: client.get(self._canary)))
+        if text is None:
+            return None
+        try:
+            plain = json.loads(text)
+            return Canary(str(plain["replica"]), _read_champion(plain["pointer"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unreadable(f"the canary {self._canary} is unreadable: {error!r}", text) from error
 
     # Counters and heartbeats
 

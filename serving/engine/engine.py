@@ -31,6 +31,7 @@ from serving.spec.gamma import Asking, GammaController
 from serving.spec.round import Candidate, decide
 from shared.counters import Counters
 from shared.errors import RequestError
+from shared.live_alpha import add_request
 from shared.models.paged import PagedModel, Segment
 from shared.trace import TraceRecord
 
@@ -154,12 +155,15 @@ class Engine:
             ("sample_s", done - read),
         ):
             self.counters.add(name, seconds)
-        if all(work.count == 1 for work in works):  # prompts cost otherwise: few of their rows are decided
+        decoding = all(work.count == 1 for work in works)  # prompts cost otherwise: few of their rows are decided
+        if decoding:
             rows = len(works) + sum(draft.gamma for draft in drafts.values())
             self.controller.costs.add_target(len(works), rows, done - drafted)
         if drafts and backlog <= _USUAL_BACKLOG * len(drafts):
             depth = max(draft.gamma for draft in drafts.values())
             self.controller.costs.add_draft(len(drafts), depth, drafted - planned)
+            if decoding:
+                self._time(depth, drafted - planned, read - drafted)
 
     def end(self, sequence: Sequence, reason: EndReason, message: str = "", code: FailureCode | None = None) -> None:
         """The one place where a request ends (law 9): blocks freed, text flushed, trace handed over, listener told."""
@@ -177,6 +181,11 @@ class Engine:
             tuple(sequence.prompt_logprobs),
             code,
         )
+        if sequence.request.params.speculative:
+            for version, (steps, accepted, tested) in sequence.stats.by_version.items():
+                add_request(
+                    self.counters, sequence.request.domain, version, steps=steps, accepted=accepted, tested=tested
+                )
         if sequence.recorder is not None and self._tracing is not None and sequence.committed:
             self._tracing.sink(*sequence.recorder.finish(sequence.tokens))
         self._listener(sequence, ending)
@@ -297,6 +306,12 @@ class Engine:
                 self._listener(sequence, gain.delta)
             if gain.ended is not None:
                 self.end(sequence, gain.ended, gain.message, gain.code)
+
+    def _time(self, depth: int, draft_s: float, verify_s: float) -> None:
+        """What this version's drafts cost beside the target's own forward, which no version changes."""
+        version = self.drafter.version if self.drafter is not None else ""
+        for name, value in (("rounds", 1), ("levels", depth), ("draft_s", draft_s), ("verify_s", verify_s)):
+            self.counters.add(f"timed.{name}", value, version=version)
 
     def _keep(self, sequence: Sequence) -> None:
         if self.prefix is not None:

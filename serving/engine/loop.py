@@ -22,6 +22,7 @@ from shared.errors import NotReady, Overloaded
 
 log = logging.getLogger(__name__)
 _Events = asyncio.Queue[Event]
+_PRICES_S = 1.0  # between two looks at what rounds cost
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class EngineSnapshot:
     alpha_by_domain: dict[str, float]  # the controller's own decayed estimate
     draining: bool
     counters: dict[str, float]
+    round_s: tuple[float, ...] = ()  # expected seconds of a round by gamma, at the present batch
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class EngineLoop:
         self._sequences: dict[str, Sequence] = {}
         self._stopping = self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._priced_at = 0.0  # monotonic
+        self._round_s: tuple[float, ...] = ()
         self._snapshot = self._look()
 
     def start(self) -> None:
@@ -211,7 +215,16 @@ class EngineLoop:
             alpha_by_domain={domain: engine.controller.alpha(domain) for domain in engine.domains},
             draining=self._draining or self._stopping,
             counters=dict(engine.counters.fields),
+            round_s=self._prices(),
         )
+
+    def _prices(self) -> tuple[float, ...]:
+        """Costs change slowly, rounds are many."""
+        now = time.monotonic()
+        if now - self._priced_at >= _PRICES_S:
+            self._priced_at = now
+            self._round_s = self._engine.controller.round_seconds(max(len(self._engine.scheduler.running), 1))
+        return self._round_s
 
 
 def _put_all(posts: list[tuple[_Events, Event]]) -> None:

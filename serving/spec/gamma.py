@@ -128,6 +128,12 @@ class GammaController:
         rate = one.recent.rate
         return Chance(self._rates.alpha(one.domain, rate), self._rates.doubt(one.domain, rate))
 
+    def round_seconds(self, batch: int) -> tuple[float, ...]:
+        """Expected seconds of a round by gamma, from 0 on, when `batch` requests draft alike; empty: not measured."""
+        if not (self.costs.by_rows.known and self.costs.draft_first.known):
+            return ()
+        return tuple(self.step_seconds([gamma] * batch) for gamma in range(self.most + 1))
+
     def _refresh(self, recent: Recent) -> None:
         if recent.version != self._version:
             recent.rate, recent.version = request_rate(), self._version

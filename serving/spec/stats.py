@@ -13,10 +13,16 @@ class StatsKeeper:
         self.steps = self.spec_steps = self.drafted = self.accepted = self.tested = 0
         self.by_draft_length: dict[int, list[int]] = {}
         self.version = ""
+        self.by_version: dict[
+            str, list[int]
+        ] = {}  # steps, accepted, tested; plain steps under the version that stood by
         self.recent = Recent()
 
     def add(self, *, drafted: int, accepted: int, tested: int, version: str) -> None:
         self.steps += 1
+        mine = self.by_version.setdefault(version, [0, 0, 0])
+        for place, count in enumerate((1, accepted, tested)):
+            mine[place] += count
         if not drafted:
             return
         self.spec_steps += 1

@@ -30,7 +30,7 @@ from ops.processes import Supervisor
 from ops.run_file import RunningStack, read_run_file
 from shared.config import Config
 from shared.counters import Counters
-from shared.store import Store
+from shared.store import Champion, Store
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0  # several test runs and a training may share the cores
@@ -124,14 +124,19 @@ class LiveStack:
 
     # What the loop's parts say
 
-    def order(self, method: str, *arguments: Any) -> Any:
-        """Calls the learner. Raises RuntimeError with what it answered."""
+    def force(self, blob: bytes, reason: str) -> Champion:
+        """Promotes an adapter that no gate has seen."""
+        return Champion(**self.store.orders.ask("force", blob=self.store.put_blob(blob), reason=reason))
+
+    def learner_state(self) -> dict[str, Any]:
+        """As the actor itself says, whatever is in Redis. Raises RuntimeError with what it answered."""
         with Client(str(self._orders), "AF_UNIX") as connection:
-            connection.send((method, arguments))
+            connection.send(("state", ()))
             worked, answer = connection.recv()
         if not worked:
             raise RuntimeError(answer)
-        return answer
+        state: dict[str, Any] = answer
+        return state
 
     def learner(self) -> dict[str, Any]:
         """The learner's heartbeat; empty while there is none."""

@@ -44,13 +44,13 @@ def promoted(stack: LiveStack) -> Champion:
 @contextmanager
 def no_attempts(stack: LiveStack) -> Iterator[None]:
     """The champion stays what it is, unless we change it."""
-    stack.order("pause")
+    stack.store.orders.ask("pause")
     with Traffic(stack):  # which an attempt in progress may need to be judged on; it may still promote
-        until(lambda: stack.order("state")["state"] == "paused", "paused")
+        until(lambda: stack.learner_state()["state"] == "paused", "paused")
     try:
         yield
     finally:
-        stack.order("resume")
+        stack.store.orders.ask("resume")
 
 
 def consumed(stack: LiveStack) -> float:
@@ -163,12 +163,14 @@ def test_a_forced_bad_promotion_shows_in_every_view_and_a_rollback_ends_it(
         assert good is not None
         answers = stack.fixed_answers()
         usual = serve_until_known(stack, good)
-        bad = Champion(**stack.order("force", random_adapter(serving), "a drill"))
+        bad = stack.force(random_adapter(serving), "a drill")
+        stack.store.orders.ask("pin", reason="or it would be rolled back before everybody has seen it")
         assert (bad.previous, bad.number) == (good.version, good.number + 1)
         fallen = serve_until_known(stack, bad)
         assert stack.fixed_answers() == answers
         until(lambda: aliases(stack) == {"champion": bad.version, "previous": good.version}, "told")
-        back = Champion(**stack.order("rollback", "the drill is over"))
+        stack.store.orders.ask("unpin", reason="the drill is over")
+        back = Champion(**stack.store.orders.ask("rollback", reason="the drill is over"))
         assert (back.version, back.previous, back.blob) == (good.version, bad.version, good.blob)
         again = serve_until_known(stack, back)
         assert stack.fixed_answers() == answers
@@ -258,7 +260,7 @@ def test_the_learner_may_die(stack: LiveStack) -> None:
 
 def _alive_again(stack: LiveStack, pid: int) -> dict[str, Any] | None:
     try:
-        state: dict[str, Any] = stack.order("state")
+        state: dict[str, Any] = stack.learner_state()
     except RuntimeError:  # Ray has not started it again yet
         return None
     return state if "champion" in state and stack.learner_pid() != pid else None
@@ -275,7 +277,7 @@ def test_mlflow_may_die(stack: LiveStack) -> None:
         with answers_stay(stack) as asked:
             pid, died = stack.pid_of("mlflow"), time.time()
             os.kill(pid, signal.SIGKILL)
-            again = Champion(**stack.order("force", blob, "while MLflow is away"))
+            again = stack.force(blob, "while MLflow is away")
             asked.append(stack.fixed_answers())
             until(lambda: stack.pid_of("mlflow") != pid, "started again")
             until(lambda: _answers(stack), "answering")
@@ -283,8 +285,8 @@ def test_mlflow_may_die(stack: LiveStack) -> None:
             until(lambda: aliases(stack) == {"champion": again.version, "previous": champion.version}, "told of it")
             times = until(lambda: _times_between(stack, died, back), "told of the windows that it has missed")
             assert len(times) == len(set(times)), "each window once"
-            until(lambda: stack.order("state")["mlflow"]["trouble"] == "", "at peace with it")
-            assert stack.order("state")["mlflow"]["given_up"] == 0
+            until(lambda: stack.learner_state()["mlflow"]["trouble"] == "", "at peace with it")
+            assert stack.learner_state()["mlflow"]["given_up"] == 0
 
 
 def _answers(stack: LiveStack) -> bool:

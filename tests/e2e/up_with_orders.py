@@ -1,4 +1,4 @@
-"""A script for the tests of the whole stack: `redraft up`, and a socket by which its learner takes orders.
+"""A script for the tests of the whole stack: `redraft up`, and a socket by which its learner's actor can be asked.
 
 Ray lets in only whoever has the token that the stack made for itself, so the orders have to come from this process.
 """

@@ -120,7 +120,7 @@ def test_what_is_learnt_from_traffic_is_proven_on_later_traffic(bench: Make, ser
     attempt = mine.run()
     decision = attempt.decision
     assert decision.promote, decision.reason
-    assert decision.gain > 0.05
+    assert decision.gain.value > 0.05
     assert not attempt.undecided
     assert (attempt.parent, attempt.snapshot, attempt.number) == ("base", FIRST, 1)
     assert attempt.report.loss_last < attempt.report.loss_first
@@ -179,7 +179,7 @@ def test_shuffled_labels_are_not_promoted(bench: Make, champion: Artifact, seed:
     mine.artifacts["v9"] = champion
     decision = mine.run(number=seed, parent="v9", prepare=shuffled(seed)).decision
     assert not decision.promote
-    assert decision.gain < 0
+    assert decision.gain.value < 0
     assert decision.requests >= 12
     assert decision.reason.startswith("kept")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.evaluator import Judged
-from learner.gate import Decision, Gate
+from learner.gate import Bounded, Decision, Gate
 from shared.config import GateConfig
 
 CONFIG = GateConfig(resamples=400)
@@ -17,7 +17,10 @@ Lists = tuple[list[Judged], list[Judged]]
 
 
 def attempt(rng: np.random.Generator, requests: int, gain: float, shared: float = 0.7) -> Lists:
-    """Requests of very different length and difficulty; `shared` of the difficulty is common to both drafters."""
+    """Requests of very different length and difficulty; `shared` of the difficulty is common to both drafters.
+
+    Drafts are as long as they hold: a rejection ends each round, and every token is tested.
+    """
     pair: Lists = ([], [])
     for i in range(requests):
         tested = float(rng.integers(20, 200))
@@ -25,7 +28,8 @@ def attempt(rng: np.random.Generator, requests: int, gain: float, shared: float 
         for judged, own, shift in ((pair[0], mine, gain), (pair[1], theirs, 0.0)):
             alpha = float(np.clip(0.4 + shared * ease + (1 - shared) * own + shift, 0, 1))
             accepted = float(rng.binomial(int(tested), alpha))
-            judged.append(Judged(f"r{i}", "chat", False, int(tested), accepted, accepted, tested, tested / 2))
+            steps = tested - accepted
+            judged.append(Judged(f"r{i}", "chat", False, int(tested), accepted, accepted, tested, steps))
     return pair
 
 
@@ -56,16 +60,42 @@ def decide(gain: float, **changes: float) -> Decision:
 def test_the_reason_carries_the_numbers() -> None:
     decision = decide(0.1)
     assert decision.promote
-    assert decision.ci_low < decision.gain < decision.ci_high
-    assert decision.gain == pytest.approx(decision.alpha_candidate - decision.alpha_champion)
-    assert f"{decision.ci_low:+.3f} with 95% confidence, 64 requests" in decision.reason
+    for bounded in (decision.gain, decision.speedup):
+        assert bounded.low < bounded.value < bounded.high
+    assert decision.gain.value == pytest.approx(decision.alpha_candidate - decision.alpha_champion)
+    assert decision.speedup.value == pytest.approx(decision.rate_candidate / decision.rate_champion - 1)
+    assert f"at least {decision.speedup.low:+.1%} with 95% confidence, 64 requests" in decision.reason
+    assert f"({decision.gain.value:+.3f})" in decision.reason
     assert decision == decide(0.1), "the same evidence gives the same decision"
 
 
 def test_the_least_gain_is_part_of_the_proof() -> None:
-    decision = decide(0.1, min_gain=0.2)
+    proven = decide(0.1)
+    decision = decide(0.1, min_gain=2 * proven.speedup.value)
     assert not decision.promote
-    assert "+0.200 is not proven" in decision.reason
+    assert f"{2 * proven.speedup.value:+.1%} is not proven" in decision.reason
+
+
+def test_a_round_costs_what_replicas_measure() -> None:
+    """Half of the requests gain what the other half loses; whose rounds are the dearer decides."""
+    _, champion = attempt(np.random.default_rng(0), 64, 0.0)
+    better = [replace(j, steps=j.steps * (0.8 if i % 2 else 1.25)) for i, j in enumerate(champion)]
+    dear_where_better = [0.05 if i % 2 else 0.01 for i in range(64)]
+    dear_where_worse = [0.01 if i % 2 else 0.05 for i in range(64)]
+    gate = Gate(CONFIG)
+    assert gate.decide(better, champion, round_s=dear_where_better).promote
+    assert gate.decide(better, champion, round_s=dear_where_worse).speedup.high < 0
+    assert "tokens/s" in gate.decide(better, champion, round_s=dear_where_better).reason
+    assert "tokens a round" in gate.decide(better, champion).reason
+
+
+def test_more_alpha_that_saves_no_round_is_no_reason() -> None:
+    """Alpha is a share of what was tested; only rounds that are not needed any more make tokens sooner."""
+    _, champion = attempt(np.random.default_rng(0), 64, 0.0)
+    candidate = [replace(j, tested=0.9 * j.tested) for j in champion]
+    decision = Gate(CONFIG).decide(candidate, champion)
+    assert decision.gain.low > 0
+    assert not decision.promote
 
 
 def test_too_few_requests_prove_nothing() -> None:
@@ -79,7 +109,8 @@ def test_too_few_requests_prove_nothing() -> None:
 def test_a_copy_of_the_champion_is_not_promoted() -> None:
     _, champion = attempt(np.random.default_rng(0), 64, 0.0)
     decision = Gate(CONFIG).decide(champion, champion)
-    assert (decision.promote, decision.gain, decision.ci_low) == (False, 0.0, 0.0)
+    assert not decision.promote
+    assert decision.gain == decision.speedup == Bounded(0.0, 0.0, 0.0)
 
 
 def test_seeded_requests_and_empty_ones_are_left_out() -> None:

@@ -23,8 +23,9 @@ from ops.processes import Supervisor
 from shared.artifact import Manifest, open_blob, pack_blob
 from shared.config import Config, config_from_dict
 from shared.counters import Counters
-from shared.errors import ArtifactError, NotReady
-from shared.store import Store
+from shared.errors import Declined
+from shared.live_alpha import add_request
+from shared.store import Champion, Store
 from tests.learner.traffic import Served, TinyServing
 
 
@@ -167,11 +168,11 @@ def test_an_operator_forces_a_bad_version_and_takes_it_back(serving: TinyServing
     with running(config) as loop:
         loop.pause()
         until(lambda: "champion" in loop.status)
-        forced = loop.force(noise, "a drill")
+        forced = Champion(**store.orders.ask("force", blob=store.put_blob(noise), reason="a drill"))
         assert store.champion() == forced
         assert (forced.version, forced.number) == ("v1", 1)
-        with pytest.raises(ArtifactError):
-            loop.force(noise[:50], "a drill")
+        with pytest.raises(Declined, match="ends inside its header"):
+            store.orders.ask("force", blob=store.put_blob(noise[:50]), reason="a drill")
         # Requests that the bad version served measure worse than the base on the same positions.
         bad = [replace(item, record=_served_by(item.record, "v1")) for item in serving.serve(12)]
         for item in bad:
@@ -181,9 +182,59 @@ def test_an_operator_forces_a_bad_version_and_takes_it_back(serving: TinyServing
         rows = loop.measurements(0)
         assert {row["version"] for row in rows} == {"v1"}
         assert sum(row["live_sum"] for row in rows) < 0.7 * sum(row["static_sum"] for row in rows)
-        back = loop.rollback("it was a drill")
+        back = Champion(**store.orders.ask("rollback", reason="it was a drill"))
         assert (back.version, back.number) == ("base", 2)
         assert store.champion() == back
+
+
+def test_a_forced_version_that_falls_live_is_taken_back_by_the_learner_itself(
+    serving: TinyServing, tmp_path: Path, redis_url: str
+) -> None:
+    config = configured(serving, tmp_path, redis_url, rollout__watch_tokens=400)
+    store, counters = Store(config.redis.url, config.redis.prefix), Counters()
+
+    def served(version: str, accepted: int) -> None:
+        """A replica that follows at once reports five more requests, 20 tested each."""
+        for _ in range(5):
+            uneven = int(counters.total("served.requests")) % 3 - 1
+            add_request(counters, "chat", version, steps=40, accepted=accepted + uneven, tested=20)
+        store.put_counters("r0", "1", counters.fields)
+        store.put_status("replica:r0", {"drafter_version": version, "round_s": [0.01, 0.012, 0.014]}, ttl_s=60)
+
+    with running(config) as loop:
+        loop.pause()
+        for _ in range(8):
+            served("base", 12)
+        until(lambda: "champion" in loop.status)
+        base = load_base(config)
+        assert base is not None
+        drafter, settings = base.copy(), LoraSettings(rank=4, lora_alpha=4)
+        add_lora(drafter, settings)
+        manifest = Manifest("x", base.kind, "lora", base.target, base=base.hash)
+        blob = store.put_blob(pack_blob(export_lora(drafter, settings, manifest)))
+        until(lambda: loop._parts is not None and loop._parts.fleet.versions == {"r0": "base"})
+        store.orders.ask("force", blob=blob, reason="a drill")
+        until(lambda: loop.status.get("watch", {}).get("version") == "v1")
+        until(lambda: loop.status["rollbacks"] == 1, meanwhile=lambda: served("v1", 4))
+        champion = store.champion()
+        assert champion is not None
+        assert (champion.version, champion.previous, champion.number) == ("base", "v1", 2)
+        assert store.orders.ask("versions")["versions"][0]["watch"].startswith("v1 fell: live alpha ")
+    store.close()
+
+
+def test_with_a_pinned_champion_attempts_go_on_and_say_why_nothing_is_promoted(
+    serving: TinyServing, config: Config, store: Store
+) -> None:
+    with running(config) as loop:
+        until(lambda: "champion" in loop.status)
+        store.orders.ask("pin", reason="a drill")
+        until(
+            lambda: loop.status["decision"].startswith("pinned: base stays until it is unpinned, though alpha"),
+            meanwhile=lambda: serving.publish(store, loop.inbox, 8),
+        )
+        assert store.champion() is None
+        assert (loop.status["promotions"], loop.status["pinned"]) == (0, True)
 
 
 def _served_by(record: Any, version: str) -> Any:
@@ -195,8 +246,8 @@ def test_orders_to_a_learner_without_a_drafter_are_refused_and_the_reason_is_sai
     with running(nothing) as loop:
         until(lambda: "learner" in store.statuses())
         until(lambda: any("nothing drafts" in said for said in loop.status.get("trouble", ())))
-        with pytest.raises(NotReady):
-            loop.rollback("no reason")
+        with pytest.raises(Declined, match="has not loaded its drafter"):
+            store.orders.ask("rollback", reason="no reason")
     gone = replace(config, drafter=replace(config.drafter, model="/no/such/folder"))
     with running(gone) as loop:
         until(lambda: "learner" in store.statuses())

@@ -15,7 +15,7 @@ from learner.lora import LoraSettings, add_lora, export_lora
 from learner.rollout import Rollout
 from learner.shelf import KEPT, Shelf, Shelved
 from shared.artifact import Artifact, Manifest, hash_blob, open_blob, pack_blob
-from shared.errors import ArtifactError, ConfigError, ServiceDown
+from shared.errors import ConfigError, ServiceDown
 from shared.store import Champion, Store
 from tests.learner.records import tiny_head
 
@@ -62,7 +62,8 @@ class Life:
 
     def promote(self) -> Champion:
         version = self.shelf.next_version()
-        return self.rollout.promote(adapter(version, seed=int(version[1:])), {"reason": "better"})
+        blob, previous = pack_blob(adapter(version, seed=int(version[1:]))), self.rollout.champion.version
+        return self.rollout.install(self.rollout.stage(version, blob, {"reason": "better"}, previous=previous))
 
 
 Live = Callable[[], Life]
@@ -223,21 +224,17 @@ def test_a_rollback_to_the_base_points_at_no_blob(live: Live) -> None:
     assert life.rollout.reconcile() is None
 
 
-def test_an_operator_may_force_an_adapter_that_fits_and_no_other(live: Live) -> None:
+def test_a_staged_version_serves_nobody_and_no_later_pointer_has_its_number(live: Live) -> None:
     life = live()
-    life.promote()
-    forced = life.rollout.force(pack_blob(adapter("whatever", seed=9)), "a drill")
-    assert (forced.version, forced.number, forced.previous) == ("v2", 2, "v1")
-    assert life.store.champion() == forced
-    entry = life.shelf.get("v2")
-    assert entry is not None
-    assert entry.facts["reason"] == "forced: a drill"
-    whole = pack_blob(adapter("v9", base="c" * 64))
-    for blob, reason in ((whole, "base"), (whole[:100], "truncated")):
-        with pytest.raises(ArtifactError) as caught:
-            life.rollout.force(blob, "a drill")
-        assert caught.value.reason == reason
-    assert life.store.champion() == forced
+    first = life.promote()
+    staged = life.rollout.stage("v2", pack_blob(adapter("v2")), {"reason": "better"}, previous="v1")
+    assert life.rollout.champion == life.store.champion() == first
+    assert (staged.number, staged.previous) == (2, "v1")
+    assert life.journal.versions == ["v1", "v2"]
+    assert life.journal.pointed == [("v1", "base")]
+    assert life.promote().number == 3
+    with pytest.raises(ConfigError, match="v9 is not on the shelf"):
+        life.rollout.point_to("v9", previous="v1")
 
 
 def test_the_shelf_keeps_the_newest_and_what_mlflow_does_not_have(live: Live) -> None:

@@ -20,7 +20,7 @@ from shared.errors import ServiceDown
 from shared.metrics import SERVING_METRICS, serving_samples, unknown_fields
 from shared.models.eagle3 import Eagle3Config, Eagle3Head
 from shared.models.target import load_model
-from shared.store import Champion, Store
+from shared.store import Canary, Champion, Store
 from shared.trace import Sampling, decode
 from tests.tiny import build_tiny_model
 
@@ -155,6 +155,80 @@ def test_the_champion_that_stands_at_start_serves_from_the_first_request(
         assert eventually(lambda: second.loop.snapshot().drafter_version == "v1")
     finally:
         second.stop()
+
+
+@pytest.fixture
+def pair(config: Config, replica: Replica, store: Store) -> Iterator[tuple[Replica, Replica]]:
+    """Two engines in this process that follow the same pointers."""
+    prefix = store._champion.removesuffix(":champion")
+    second = Replica(replace(config, redis=replace(config.redis, prefix=prefix)), "replica-2")
+    second.start()
+    yield replica, second
+    second.stop()
+
+
+def versions(pair: tuple[Replica, Replica]) -> list[str]:
+    return [replica.loop.snapshot().drafter_version for replica in pair]
+
+
+def canary(store: Store, artifact: Artifact, number: int, ttl_s: float = 60) -> Champion:
+    manifest = artifact.manifest
+    blob = store.put_blob(pack_blob(artifact))
+    pointer = Champion(manifest.version, blob, manifest.base, manifest.target, manifest.kind, number, "base", 0.0)
+    store.set_canary(Canary("replica-2", pointer), ttl_s=ttl_s)
+    return pointer
+
+
+def test_one_replica_serves_the_canary_and_the_other_follows_when_it_is_the_champion(
+    pair: tuple[Replica, Replica], store: Store
+) -> None:
+    before = [answer(replica, "before") for replica in pair]
+    pointer = canary(store, adapter(pair[0]), 1)
+    assert eventually(lambda: versions(pair) == ["base", "v1"])
+    assert [answer(replica, "during") for replica in pair] == before
+    counted = store.counters
+    assert eventually(lambda: any("served.requests|domain=chat|version=v1" in c for c in counted().values()))
+    [name] = [name for (name, _), c in counted().items() if "served.requests|domain=chat|version=v1" in c]
+    assert name == "replica-2", "what it served can be told from what the other did"
+    store.set_champion(pointer)
+    store.set_canary(None)
+    assert eventually(lambda: versions(pair) == ["v1", "v1"])
+    swaps = [replica.watcher.counters.total("swaps") for replica in pair]  # type: ignore[union-attr]
+    assert swaps == [1, 1], "the canary had it already"
+
+
+@pytest.mark.parametrize("end", ["taken back", "run out"])
+def test_a_canary_that_ends_goes_back_to_the_champion_or_to_the_base(
+    pair: tuple[Replica, Replica], store: Store, end: str
+) -> None:
+    artifact = adapter(pair[0], version="v2")
+
+    def begin_and_end(others: str) -> None:
+        canary(store, artifact, 2)
+        assert eventually(lambda: versions(pair) == [others, "v2"])
+        if end == "taken back":
+            store.set_canary(None)
+        else:
+            canary(store, artifact, 2, ttl_s=0.05)  # and nobody renews it
+        assert eventually(lambda: versions(pair) == [others, others])
+
+    begin_and_end("base")
+    publish(store, adapter(pair[0]), 1)
+    assert eventually(lambda: versions(pair) == ["v1", "v1"])
+    begin_and_end("v1")
+
+
+def test_a_canary_that_makes_no_sense_or_does_not_fit_keeps_nobody_from_the_champion(
+    pair: tuple[Replica, Replica], store: Store
+) -> None:
+    store._link.client.set(store._canary, '{"replica": "replica-2", "pointer": {"schema": 9}}')
+    publish(store, adapter(pair[0]), 1)
+    assert eventually(lambda: versions(pair) == ["v1", "v1"])
+    refused = pair[1].watcher.counters  # type: ignore[union-attr]
+    assert refused.total("swaps_refused.format") == 1
+    canary(store, adapter(pair[0], version="v2", base="0" * 64), 2)
+    assert eventually(lambda: refused.total("swaps_refused.base") == 1)
+    assert versions(pair) == ["v1", "v1"]
 
 
 def test_a_rollback_to_the_base_needs_no_blob(replica: Replica, store: Store) -> None:

@@ -18,7 +18,7 @@ from ops.local_redis import find_server, launch_server
 from ops.ports import free_port
 from ops.processes import Child, Supervisor
 from shared.errors import ConfigError, ServiceDown, Unreadable
-from shared.store import BLOBS_KEPT, Champion, Store
+from shared.store import BLOBS_KEPT, Canary, Champion, Store
 from shared.stream import DEAD_KEEP, StreamDepth
 
 ROOMY = 10**9  # a byte cap that no test reaches
@@ -245,6 +245,29 @@ def test_old_blobs_go_but_not_those_that_pointers_name(store: Store) -> None:
     newer = [store.put_blob(bytes([n])) for n in range(BLOBS_KEPT)]
     assert store.get_blob(forgotten) is None
     assert all(store.get_blob(hash) is not None for hash in (base, previous, current, *newer))
+
+
+def test_a_canary_is_shown_for_a_while_and_its_blob_is_kept_as_long(store: Store) -> None:
+    assert store.canary() is None
+    shown = Canary("r0", champion(3, blob=store.put_blob(b"canary")))
+    store.set_canary(shown, ttl_s=60)
+    for n in range(BLOBS_KEPT + 1):
+        store.put_blob(bytes([n]))
+    assert store.get_blob(shown.pointer.blob) == b"canary"
+    assert store.canary() == shown
+    assert store.champion() is None, "who does not know of canaries sees none"
+    store.set_canary(None)
+    assert store.canary() is None
+    store.set_canary(shown, ttl_s=0.01)
+    time.sleep(0.02)
+    assert store.canary() is None
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"replica": "r0"}', '{"replica": "r0", "pointer": {"number": 1}}', "7"])
+def test_a_canary_that_somebody_wrote_by_hand_is_unreadable(store: Store, text: str) -> None:
+    store._link.client.set(store._canary, text)
+    with pytest.raises(Unreadable):
+        store.canary()
 
 
 # Counters and heartbeats

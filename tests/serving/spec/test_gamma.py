@@ -88,6 +88,14 @@ def test_a_dear_drafter_is_left_alone_however_good() -> None:
     assert choose(made, ["d"], [16]) == [0]
 
 
+def test_what_rounds_cost_is_said_by_gamma_once_it_is_known() -> None:
+    assert GammaController(fixed=None, most=3, exploration=0.0).round_seconds(1) == ()
+    made = controller()
+    prices = made.round_seconds(2)
+    assert prices == tuple(made.step_seconds([gamma, gamma]) for gamma in range(made.most + 1))
+    assert sorted(prices) == list(prices)
+
+
 def test_limits_and_the_most_are_kept() -> None:
     made = controller(most=3)
     teach(made, 0.95)
