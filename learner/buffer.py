@@ -62,7 +62,7 @@ class Arrival:
 
 
 _MEASURED = [field.name for field in fields(Measured)]
-_LEDGER = ["stream_id", "request_id", "domain", "finished_at", "prompt_hash", "seeded", *_MEASURED]
+_LEDGER = ["stream_id", "request_id", "tenant", "domain", "finished_at", "prompt_hash", "seeded", *_MEASURED]
 _INSERT = f"INSERT OR IGNORE INTO ledger ({', '.join(_LEDGER)}) VALUES ({', '.join(':' + name for name in _LEDGER)})"
 _NOTHING = Measured("", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
@@ -119,6 +119,7 @@ class Buffer:
         row = {
             "stream_id": arrival.stream_id,
             "request_id": record.id,
+            "tenant": record.tenant,
             "domain": domain,
             "finished_at": record.finished_at,
             "prompt_hash": prompt_hash,
@@ -132,9 +133,11 @@ class Buffer:
         if measured is not None:
             features = arrival.features
             self._db.run(
-                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     entered.lastrowid,
+                    record.tenant,
+                    record.expires_at,
                     domain,
                     role,
                     len(wanted_positions(record, judging=False)),
@@ -161,6 +164,25 @@ class Buffer:
 
     def _prune(self, domain: str) -> None:
         self._db.run(_PRUNE, {"domain": domain, "recent": self._recent, "reservoir": self._reservoir})
+
+    def expire(self, now: float) -> int:
+        """Removes records whose tenants let nobody keep them any longer, and returns how many.
+
+        What an attempt is using goes when it has ended. The ledger keeps the sums of them, which hold no text.
+        """
+        sql = "DELETE FROM records WHERE expires_at BETWEEN 1 AND ? AND ord NOT IN (SELECT ord FROM pinned)"
+        with self._db.transaction():
+            removed = self._db.run(sql, (now,)).rowcount
+            if removed:
+                self._count_probes()
+        return removed
+
+    def _count_probes(self) -> None:
+        """After probes have gone, later requests take their places."""
+        self._db.run(
+            "UPDATE domains SET probes = "
+            "(SELECT count(*) FROM records WHERE role = 'probe' AND records.domain = domains.domain)"
+        )
 
     # Choosing
 

@@ -18,7 +18,7 @@ from typing import Any
 from shared.errors import ConfigError
 from shared.trace import SCHEMA_VERSION
 
-_TABLES_SCHEMA = 1
+_TABLES_SCHEMA = 2
 SCHEMA = _TABLES_SCHEMA * 1000 + SCHEMA_VERSION  # its rows hold encoded traces: another trace schema cannot be read
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ CREATE TABLE ledger (
     ord INTEGER PRIMARY KEY AUTOINCREMENT,
     stream_id TEXT NOT NULL UNIQUE,
     request_id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
     domain TEXT NOT NULL,
     finished_at REAL NOT NULL,
     prompt_hash BLOB NOT NULL,
@@ -52,6 +53,8 @@ CREATE TABLE ledger (
 CREATE INDEX trained_prompts ON ledger (prompt_hash) WHERE trained;
 CREATE TABLE records (
     ord INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    expires_at REAL NOT NULL,
     domain TEXT NOT NULL,
     role TEXT NOT NULL CHECK (role IN ('train', 'probe')),
     tokens INTEGER NOT NULL,

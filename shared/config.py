@@ -81,6 +81,16 @@ class TraceConfig:
 
 
 @dataclass(frozen=True)
+class PrivacyConfig:
+    """The first three are for tenants without a policy of their own (`redraft keys policy`)."""
+
+    traces: bool = True  # false: nothing of their requests leaves the replica
+    share: float = 1.0  # of their requests that are traced
+    keep_s: float = 0.0  # seconds that a trace is kept for; 0: no limit of its own
+    redactor: str = ""  # module:function that finds private text in every trace; empty: none
+
+
+@dataclass(frozen=True)
 class RedisConfig:
     url: str = ""  # empty: a server on PATH, else the embedded one
     prefix: str = "redraft"
@@ -135,6 +145,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     gate: GateConfig = field(default_factory=GateConfig)
@@ -335,6 +346,8 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "trace.feature_tokens": (0, None),
     "trace.queue": (1, None),
     "trace.stream_bytes": (65536, None),
+    "privacy.share": (0, 1),
+    "privacy.keep_s": (0, None),
     "redis.maxmemory": (2**20, None),
     "learner.threads": (1, 1024),
     "learner.cpus": (0, None),

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any, TypeVar, cast
 
 from shared.errors import Unreadable
+from shared.privacy import DEFAULT_TENANT
 from shared.redis_link import RedisLink, ServerFull
 from shared.stream import Record, StreamDepth, TraceStream
 
@@ -110,12 +111,18 @@ class Store:
 
     # Traces
 
-    def append_trace(self, data: bytes, *, max_bytes: int) -> str:
+    def append_trace(
+        self, data: bytes, *, max_bytes: int, tenant: str = DEFAULT_TENANT, expires_at: float = 0.0
+    ) -> str:
         """Appends a record and returns its id; the oldest make room within about `max_bytes`.
 
         On a full server the record is not taken and half of the traces are given up.
         """
-        return self._stream.append(data, max_bytes=max_bytes)
+        return self._stream.append(data, max_bytes=max_bytes, tenant=tenant, expires_at=expires_at)
+
+    def sweep_traces(self, now: float, tenant: str = "") -> tuple[int, int]:
+        """Removes expired records, and all of a tenant that is named; see `TraceStream.sweep`."""
+        return self._stream.sweep(now, tenant)
 
     def read_traces(self, consumer: str, *, count: int, block_ms: int) -> list[Record]:
         """(id, data) of up to `count` records; see `TraceStream.read`."""

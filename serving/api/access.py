@@ -18,10 +18,10 @@ from serving.api.errors import response_to
 from shared.errors import RequestError
 from shared.keys import Key, WatchedKeys
 from shared.keys import Scope as KeyScope
+from shared.privacy import DEFAULT_TENANT
 
 OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
 SCOPE_BY_PREFIX: tuple[tuple[str, KeyScope], ...] = (("/v1", "inference"), ("/metrics", "metrics"), ("/admin", "admin"))
-DEFAULT_TENANT = "default"
 
 # Only says in /openapi.json what the gate asks for.
 documented = Depends(HTTPBearer(auto_error=False, description="A key made by `redraft keys add`."))
