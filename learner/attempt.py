@@ -18,6 +18,7 @@ from learner.buffer import Buffer, Measured
 from learner.evaluator import Judged
 from learner.example import Example
 from learner.gate import Decision, Gate, Pair
+from learner.lineage import origin_of
 from learner.lora import LoraSettings, add_lora, export_lora
 from learner.measure import judge_each
 from learner.trainer import TrainReport, TrainSettings, bf16_pays, train
@@ -91,6 +92,7 @@ class AttemptRunner:
         with ExitStack() as pins:
             pins.enter_context(self._buffer.pinned(orders))
             self._buffer.mark_trained(orders)
+            lineage = origin_of(parent_artifact, self._buffer.tenants(orders))
             candidate, settings = self._candidate(number, parent_artifact)
             report = self._train(candidate, orders, number, breathe)
             fresh = self._wait(snapshot, breathe)
@@ -105,7 +107,13 @@ class AttemptRunner:
             parent=parent,
             created_at=time.time(),
             metrics=_metrics(decision),
-            origin={"attempt": number, "trained_to": snapshot, "requests": len(orders), "tokens": report.tokens},
+            origin={
+                "attempt": number,
+                "trained_to": snapshot,
+                "requests": len(orders),
+                "tokens": report.tokens,
+                **lineage,
+            },
         )
         return Attempt(
             number=number,

@@ -27,6 +27,7 @@ from shared.trace import TraceRecord, decode
 LEDGER_ROWS = 200_000
 DOMAINS = 32  # names that are told apart; clients choose them, so there must be an end
 OTHER = "other"  # all later names
+_ERASED = "erased"
 PROBE_EVERY, PROBES = 4, 24  # every 4th request of a domain is a probe until there are 24
 
 
@@ -93,6 +94,7 @@ class Buffer:
     def __init__(self, database: Database, *, recent: int, reservoir: int) -> None:
         self._db, self._recent, self._reservoir = database, recent, reservoir
         self._names = {row["domain"] for row in database.rows("SELECT domain FROM domains")}
+        self._erased: dict[str, float] = database.state(_ERASED) or {}  # tenant -> when that was asked for
 
     # Arrival
 
@@ -176,6 +178,20 @@ class Buffer:
             if removed:
                 self._count_probes()
         return removed
+
+    def erase(self, tenant: str, asked_at: float) -> int:
+        """Removes everything of a tenant, the ledger's rows too; returns how many records there were."""
+        with self._db.transaction():
+            self._erased[tenant] = asked_at
+            self._db.keep_state(_ERASED, self._erased)
+            removed = self._db.run("DELETE FROM records WHERE tenant = ?", (tenant,)).rowcount
+            self._db.run("DELETE FROM ledger WHERE tenant = ?", (tenant,))
+            self._count_probes()
+        return removed
+
+    def erased(self, record: TraceRecord) -> bool:
+        """Whether it comes too late: its tenant was erased after the request had ended."""
+        return record.finished_at <= self._erased.get(record.tenant, 0.0)
 
     def _count_probes(self) -> None:
         """After probes have gone, later requests take their places."""
@@ -263,6 +279,12 @@ class Buffer:
     def measured(self, order: int) -> Measured:
         row = self._db.rows(f"SELECT {', '.join(_MEASURED)} FROM ledger WHERE ord = ?", (order,))[0]
         return Measured(**dict(row))
+
+    def tenants(self, orders: Sequence[int]) -> list[str]:
+        """Whose requests these are."""
+        marks = ", ".join("?" * len(orders))
+        sql = f"SELECT DISTINCT tenant FROM records WHERE ord IN ({marks}) ORDER BY tenant"
+        return [row["tenant"] for row in self._db.rows(sql, list(orders))]
 
     def span(self, orders: Sequence[int]) -> tuple[float, float]:
         """First and last finish time of the given requests, in seconds since the epoch."""

@@ -98,12 +98,19 @@ class Consumer:
         except TraceError as error:
             self._bury(stream_id, data, str(error))
             return
-        if 0 < record.expires_at <= self.now():
+        expired = 0 < record.expires_at <= self.now()
+        if expired or self.buffer.erased(record):
             self.inbox.take(record.id)
-            self.counters.add("traces_expired")
+            self.counters.add("traces_expired" if expired else "traces_erased")
             self.store.acknowledge([stream_id])
             return
         self._waiting[stream_id] = _Waiting(stream_id, data, record, self.clock() + FEATURE_WAIT_S)
+
+    def forget(self, tenant: str) -> None:
+        """What is in memory. Features whose trace has not come cannot be told apart: all go, and are computed again."""
+        for item in [item for item in self._waiting.values() if item.record.tenant == tenant]:
+            del self._waiting[item.stream_id]
+        self.inbox.clear()
 
     def _expire(self) -> None:
         """The buffer first: it must not wait for Redis."""

@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,26 @@ class Database:
     def keep_state(self, key: str, value: Any) -> None:
         """JSON; in the open transaction, if there is one."""
         self.run("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, json.dumps(value)))
+
+    def erase_versions(self, tainted: Callable[[bytes], bool]) -> list[str]:
+        """Removes versions by their blob, and the champion's name if it was one; returns their names, newest first."""
+        found = self.rows("SELECT version, blob FROM versions ORDER BY number DESC")
+        names = [row["version"] for row in found if tainted(row["blob"])]
+        self.run_many("DELETE FROM versions WHERE version = ?", [(name,) for name in names])
+        champion = self.state("champion")
+        if champion is not None and champion["version"] in names:
+            self.run("DELETE FROM state WHERE key = 'champion'")
+        return names
+
+    def compact(self) -> bool:
+        """Writes the file anew, so that nothing deleted is left in it. False when there is no room for that."""
+        try:
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError as error:
+            log.error("%s cannot be compacted: %s", self.path, error)
+            return False
+        return True
 
     def close(self) -> None:
         self._connection.close()

@@ -44,6 +44,10 @@ class Stopped(Exception):
     """Unwinds an attempt when the learner is told to end. Never leaves this module."""
 
 
+class Abandoned(Exception):
+    """Unwinds an attempt whose data are gone. Never leaves this module."""
+
+
 class LearnerLoop:
     """`run` is the thread; the other public methods may be called from any thread.
 
@@ -160,6 +164,9 @@ class LearnerLoop:
             parts.consumer.step(wait_ms)
             if self._is_due("reconcile", RECONCILE_S):
                 parts.rollout.reconcile()
+                erased = parts.erasure.obey()
+                if erased and parts.progress.running:
+                    raise Abandoned(f"{', '.join(erased)} was erased during the attempt")
         if self._is_due("window", self.config.mlflow.window_s):
             self._window()
         if self._is_due("beat", BEAT_S):
@@ -198,6 +205,9 @@ class LearnerLoop:
             )
         except Stopped:
             raise
+        except Abandoned as reason:
+            parts.keep(progress.ended("undecided", progress.trained_to, f"kept: {reason}"))
+            return
         except Exception as error:  # whatever it was, another attempt at once would meet it again
             log.exception("attempt %d failed", progress.attempts)
             self._counters.add("attempts_failed")

@@ -15,6 +15,7 @@ from learner.base import Base
 from learner.buffer import Buffer, Measured
 from learner.consumer import Consumer
 from learner.database import Database
+from learner.erasure import Erasure
 from learner.features import FeatureInbox, FrozenTarget
 from learner.journal import Journal
 from learner.lookout import HISTORY, Lookout
@@ -39,6 +40,7 @@ class Parts:
     runner: AttemptRunner
     rollout: Rollout
     lookout: Lookout
+    erasure: Erasure
     progress: Progress
 
     def situation(self) -> Situation:
@@ -95,6 +97,8 @@ def assemble(
         recompute_all=config.trace.feature_share == 0,
         listener=watch,
     )
+    rollout = Rollout(base, store, shelf, journal)
+    erasure = Erasure(database, buffer, consumer, shelf, rollout, bank, journal, store, config.home_path / "learner")
     parts = Parts(
         base=base,
         database=database,
@@ -103,9 +107,11 @@ def assemble(
         measurer=measurer,
         consumer=consumer,
         runner=AttemptRunner(config, base, buffer, bank, prepare=prepare),
-        rollout=Rollout(base, store, shelf, journal),
+        rollout=rollout,
         lookout=lookout,
+        erasure=erasure,
         progress=Progress.kept(database.state(_PROGRESS) or {}),
     )
     parts.keep(parts.progress.resumed())
+    erasure.start()
     return parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +62,27 @@ class Rollout:
         self._journal.aliases(champion.version, champion.previous)
         self._publish()
         return champion
+
+    def withdraw(self, versions: Collection[str]) -> Champion:
+        """Takes versions off the shelf. If the champion is one, the newest before it that is none takes its place.
+
+        Decides only: `reconcile` tells Redis.
+        """
+        current = self.champion
+        kept = [entry for entry in self._shelf.before(current.version) if entry.version not in versions]
+        if current.version in versions:
+            entry = kept.pop(0) if kept else None
+            pointer = self._pointer(entry.version if entry else BASE_VERSION, entry.blob_hash if entry else "")
+        else:
+            pointer = replace(current, number=current.number + 1)
+        if {current.version, current.previous} & set(versions):
+            # The pointer must not name, and no rollback bring back, what is gone.
+            older = kept[0].version if kept else "" if pointer.version == BASE_VERSION else BASE_VERSION
+            self._shelf.put(replace(pointer, previous=older), None)
+            self._journal.aliases(pointer.version, older)
+            log.warning("withdrawn: %s; the champion is %s", ", ".join(versions), pointer.version)
+        self._shelf.remove(versions)
+        return self.champion
 
     def reconcile(self) -> Champion | None:
         """Brings Redis to the shelf, or the shelf to what is newer; returns a champion that came from elsewhere.

@@ -7,12 +7,13 @@ was decided is lost. It promotes nothing itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from learner.base import BASE_VERSION, Base
 from learner.database import Database
+from learner.lineage import blob_learnt_from
 from shared.artifact import Artifact, hash_blob, open_blob
 from shared.errors import ArtifactError
 from shared.store import Champion
@@ -75,6 +76,19 @@ class Shelf:
             return open_blob(entry.blob, entry.blob_hash) if entry is not None else None
         except ArtifactError:
             return None
+
+    def learnt_from(self, tenant: str) -> list[str]:
+        """Versions that may have learnt from a tenant, newest first."""
+        return [entry.version for entry in self._find("ORDER BY number DESC") if blob_learnt_from(entry.blob, tenant)]
+
+    def before(self, version: str) -> list[Shelved]:
+        """Versions that were promoted earlier than this one, newest first; none for the base."""
+        return self._find(
+            "WHERE number < (SELECT number FROM versions WHERE version = ?) ORDER BY number DESC", version
+        )
+
+    def remove(self, versions: Collection[str]) -> None:
+        self._db.run_many("DELETE FROM versions WHERE version = ?", [(version,) for version in versions])
 
     def unregistered(self) -> list[Shelved]:
         """Versions that MLflow has not confirmed, oldest first."""

@@ -95,6 +95,7 @@ class Store:
         self._stream = TraceStream(self._link, prefix, reclaim_idle_ms=reclaim_idle_ms)
         self._champion, self._previous = f"{prefix}:champion", f"{prefix}:champion:previous"
         self._blob, self._blobs = f"{prefix}:blob:", f"{prefix}:blobs"
+        self._erasures = f"{prefix}:erasures"
         self._counters, self._statuses = f"{prefix}:counters", f"{prefix}:statuses"
         self._promote, self._prune_blobs = self._link.script(_PROMOTE), self._link.script(_PRUNE_BLOBS)
 
@@ -184,6 +185,53 @@ class Store:
             return _read_champion(json.loads(text))
         except (ValueError, TypeError) as error:
             raise Unreadable(f"the champion pointer {self._champion} is unreadable: {error}", text) from error
+
+    def blobs(self) -> list[str]:
+        """Hashes of the blobs that are held."""
+        found: Any = self._link.run(lambda client: client.zrange(self._blobs, 0, -1))
+        return [digest.decode() for digest in found]
+
+    def erase_blobs(self, hashes: Sequence[str]) -> None:
+        """Removes blobs, and the note of the champion before this one if it names one of them."""
+
+        def erase(client: Any) -> None:
+            before = self._as_champion(client.get(self._previous))
+            with client.pipeline(transaction=True) as batch:
+                for digest in hashes:
+                    batch.delete(self._blob + digest)
+                    batch.zrem(self._blobs, digest)
+                if before is not None and before.blob in hashes:
+                    batch.delete(self._previous)
+                batch.execute()
+
+        if hashes:
+            self._link.run(erase)
+
+    # Erasures
+
+    def ask_erasure(self, tenant: str, at: float) -> None:
+        """Asks the learner to erase a tenant; it waits here until there is one."""
+        self._write_erasure(tenant, {"asked_at": at, "receipt": None})
+
+    def erasures_asked(self) -> dict[str, float]:
+        """Tenants that are still to be erased, and when that was asked for (seconds since the epoch)."""
+        return {tenant: entry["asked_at"] for tenant, entry in self._read_erasures().items() if not entry["receipt"]}
+
+    def answer_erasure(self, tenant: str, receipt: Mapping[str, Any]) -> None:
+        self._write_erasure(tenant, {"asked_at": receipt["asked_at"], "receipt": dict(receipt)})
+
+    def erasure_receipt(self, tenant: str) -> dict[str, Any] | None:
+        """What the learner has done; None while it has not."""
+        entry = self._read_erasures().get(tenant)
+        return entry["receipt"] if entry else None
+
+    def _read_erasures(self) -> dict[str, Any]:
+        found: Any = self._link.run(lambda client: client.hgetall(self._erasures))
+        return {tenant.decode(): json.loads(text) for tenant, text in found.items()}
+
+    def _write_erasure(self, tenant: str, entry: Mapping[str, Any]) -> None:
+        text = json.dumps(entry)
+        self._making_room(lambda: self._link.run(lambda client: client.hset(self._erasures, tenant, text)))
 
     # Counters and heartbeats
 

@@ -18,6 +18,7 @@ from learner.buffer import read_measurements
 from learner.loop import LearnerLoop
 from learner.lora import LoraSettings, add_lora, export_lora
 from learner.registry import CHAMPION, MODEL
+from ops.erase import erase
 from ops.local_redis import find_server, launch_server
 from ops.processes import Supervisor
 from shared.artifact import Manifest, open_blob, pack_blob
@@ -257,4 +258,19 @@ def test_stopping_in_the_middle_of_an_attempt_is_quick_and_counts_as_a_refusal(
         until(lambda: "refusals" in loop.status)
         assert loop.status["refusals"] == 1
         assert loop.status["fresh_tokens"] >= config.learner.min_fresh_tokens, "nothing of it was used up"
+    store.close()
+
+
+def test_an_erasure_ends_the_attempt_that_its_data_are_in(serving: TinyServing, tmp_path: Path, redis_url: str) -> None:
+    config = configured(serving, tmp_path, redis_url, gate__min_requests=10**6)
+    store = Store(config.redis.url, config.redis.prefix)
+    with running(config) as loop:
+        until(lambda: "waiting for" in loop.status["state"], meanwhile=lambda: serving.publish(store, loop.inbox, 8))
+        receipt = erase(store, "default", 60.0)
+        assert receipt is not None
+        assert receipt["records"] > 0
+        until(lambda: loop.status["decision"] == "kept: default was erased during the attempt")
+        assert loop.status["refusals"] == 0, "it says nothing about the drafter"
+        assert loop.status["fresh_tokens"] == 0
+        assert not any(loop.status["kept"].values())
     store.close()
