@@ -333,6 +333,15 @@ def read_measurements(path: Path, after: int, limit: int = 1000) -> list[dict[st
 def hash_prompt(record: TraceRecord) -> bytes:
     return hashlib.sha256(record.prompt_ids.tobytes()).digest()[:16]
 
+    def expected_since(self, after: int) -> tuple[float, float, float]:
+        """(positions, accepted by the live drafter, by the base) of what was measured later than `after`, by replay."""
+        sql = (
+            "SELECT sum(positions), sum(live_expected_accepted), sum(static_expected_accepted) FROM ledger "
+            "WHERE ord > ? AND positions > 0"
+        )
+        positions, live, base = self._db.rows(sql, (after,))[0]
+        return float(positions or 0), float(live or 0), float(base or 0)
+
 
 def _take(items: Sequence[tuple[int, int]], tokens: float) -> tuple[list[int], int]:
     """The first (order, tokens) items until `tokens` are reached; the last may reach beyond."""

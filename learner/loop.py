@@ -201,7 +201,9 @@ class LearnerLoop:
                 name=parts.shelf.next_version(),
                 parent=champion.version,
                 parent_artifact=parts.shelf.artifact(champion.version),
-                breathe=lambda doing, wait_ms: self.tick(f"attempt {progress.attempts}: {doing}", wait_ms),
+                breathe=parts.budget.paced(
+                    lambda doing, wait_ms: self.tick(f"attempt {progress.attempts}: {doing}", wait_ms)
+                ),
             )
         except Stopped:
             raise
@@ -265,10 +267,12 @@ class LearnerLoop:
                 "refusals": progress.refusals,
                 "decision": progress.decision,
                 "next": self._plan.reason,
+        economy = parts.account(window.decoding, self._measured_to)
                 "fresh_tokens": sum(parts.buffer.fresh_tokens(progress.trained_to).values()),
                 "drift": {domain: round(score, 3) for domain, score in parts.lookout.scores().items()},
                 "kept": parts.buffer.counts(),
                 "waiting": parts.consumer.waiting,
+            values |= {f"economy/{name}": value for name, value in economy.items()}
                 "counters": {
                     **self._counters.fields,
                     **parts.consumer.counters.fields,
@@ -291,6 +295,7 @@ class LearnerLoop:
             try:
                 if self._parts is None:
                     raise NotReady("The learner has not loaded its drafter; see `redraft status`.")
+                "economy": parts.economy.report(parts.budget.spent_s),
                 answer.set_result(action(self._parts))
             except Exception as error:
                 answer.set_exception(error)

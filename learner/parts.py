@@ -12,9 +12,11 @@ from pathlib import Path
 from learner.attempt import AttemptRunner, Prepare
 from learner.bank import DrafterBank
 from learner.base import Base
+from learner.budget import Budget
 from learner.buffer import Buffer, Measured
 from learner.consumer import Consumer
 from learner.database import Database
+from learner.economy import Decoding, Economy, Expected
 from learner.erasure import Erasure
 from learner.features import FeatureInbox, FrozenTarget
 from learner.journal import Journal
@@ -26,7 +28,7 @@ from learner.shelf import Shelf
 from shared.config import Config
 from shared.store import Store
 
-_PROGRESS, _SETTLED = "progress", "settled"
+_PROGRESS, _SETTLED, _ECONOMY = "progress", "settled", "economy"
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Parts:
     rollout: Rollout
     lookout: Lookout
     erasure: Erasure
+    budget: Budget
+    economy: Economy
     progress: Progress
 
     def situation(self) -> Situation:
@@ -57,6 +61,13 @@ class Parts:
     def keep(self, progress: Progress) -> None:
         self.progress = progress
         self.database.keep_state(_PROGRESS, asdict(progress))
+
+    def account(self, decoding: Decoding, after: int) -> dict[str, float]:
+        """Takes a window's counts, and what was measured later than `after`, into the economy; returns what it says."""
+        self.economy.window(decoding, Expected(*self.buffer.expected_since(after)))
+        kept = {"training_s": self.budget.spent_s, "economy": asdict(self.economy)}
+        self.database.keep_state(_ECONOMY, kept)
+        return self.economy.report(self.budget.spent_s)
 
     def settle(self) -> None:
         """What has drifted is the normal from now on."""
@@ -97,6 +108,7 @@ def assemble(
         recompute_all=config.trace.feature_share == 0,
         listener=watch,
     )
+    kept = database.state(_ECONOMY) or {}
     rollout = Rollout(base, store, shelf, journal)
     erasure = Erasure(database, buffer, consumer, shelf, rollout, bank, journal, store, config.home_path / "learner")
     parts = Parts(
@@ -110,6 +122,8 @@ def assemble(
         rollout=rollout,
         lookout=lookout,
         erasure=erasure,
+        budget=Budget(learner.budget_share, spent_s=kept.get("training_s", 0.0)),
+        economy=Economy.kept(kept.get("economy", {})),
         progress=Progress.kept(database.state(_PROGRESS) or {}),
     )
     parts.keep(parts.progress.resumed())

@@ -189,7 +189,8 @@ class Registry:
                     continue
                 if (model_id := _logged_model(version)) is not None:
                     logged = client.get_logged_model(model_id)
-                    get_artifact_repository(logged.artifact_location, self._uri).delete_artifacts()
+                    blobs: Any = get_artifact_repository(logged.artifact_location, self._uri)
+                    blobs.delete_artifacts()
                     client.delete_logged_model(model_id)
                 client.delete_model_version(MODEL, version.version)
 

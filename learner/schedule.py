@@ -3,7 +3,8 @@
 An attempt needs new tokens of the domains it is for, and a reason: a drift, a new domain that does badly, or a last
 attempt that paid. A refusal may only mean that there was too little to learn from, so the next attempt on the same
 domains waits for twice the tokens; after three in a row the drafter is taken for as good as this traffic makes it.
-Without a reason an attempt takes eight times the tokens. It knows nothing of models.
+Without a reason an attempt takes eight times the tokens, and twice as many again after each further refusal: where
+nothing is gained, learning comes to rest. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Literal
 
 REFUSALS = 3  # in a row, after which the drafter is as good as this traffic makes it
 PATIENCE = 8  # times the tokens of a usual attempt, when there is no reason for one
+KILLS = 3  # of one attempt, after which it is given up: it may be what kills the learner
+REST = 64  # times PATIENCE: the longest pause
 
 Outcome = Literal["none", "promoted", "refused", "undecided"]
 
@@ -88,7 +91,8 @@ def plan_attempt(situation: Situation, least_tokens: int) -> Plan:
     reason = _reason(situation)
     refusals = situation.refusals if set(focus) <= set(situation.tried) else 0
     given_up = refusals >= REFUSALS and not situation.drifted
-    needed = least_tokens * (PATIENCE if given_up or not reason else min(2**refusals, PATIENCE))
+    rest = min(2 ** max(refusals - REFUSALS, 0), REST)
+    needed = least_tokens * (PATIENCE * rest if given_up or not reason else min(2**refusals, PATIENCE))
     fresh = sum(situation.fresh.get(domain, 0) for domain in focus or situation.fresh)
     if fresh >= needed:
         return Plan(True, reason or f"{fresh} new tokens", focus)

@@ -112,6 +112,7 @@ class LearnerConfig:
     batch_tokens: int = 128  # learnt from in one optimiser step
     attempt_tokens: int = 12288  # tokens trained on in one attempt
     min_fresh_tokens: int = 2048  # new tokens before the next attempt
+    budget_share: float = 1.0  # most seconds of training and judging by second of the clock; 1: no limit
     replay_share: float = 0.4  # of each attempt, from other domains than the newest
     loss: Literal["forward_kl", "reverse_kl", "jsd", "tv"] = "forward_kl"
     rejected_weight: float = 1.0
@@ -358,6 +359,7 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "learner.batch_tokens": (1, None),
     "learner.attempt_tokens": (1, None),
     "learner.min_fresh_tokens": (1, None),
+    "learner.budget_share": (0.001, 1),
     "learner.replay_share": (0, 0.95),
     "learner.rejected_weight": (0, 100),
     "learner.ttt_steps": (1, 16),

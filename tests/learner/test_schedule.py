@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from learner.lookout import LEAST_TOKENS, NEW_TOKENS, Lookout
-from learner.schedule import PATIENCE, REFUSALS, Progress, Situation, plan_attempt, tried_in_vain
+from learner.schedule import KILLS, PATIENCE, REFUSALS, REST, Progress, Situation, plan_attempt, tried_in_vain
 
 LEAST = 1000
 QUIET = Situation(fresh={"sql": LEAST}, drifted=(), lagging=(), last="refused", refusals=0, tried=("sql",))
@@ -51,6 +51,19 @@ def test_three_refusals_in_a_row_end_the_effort_until_another_domain_drifts_or_m
     assert not plan_attempt(stopped, LEAST).attempt
     assert plan_attempt(replace(stopped, drifted=("german",), fresh={"german": LEAST}), LEAST).attempt
     assert plan_attempt(replace(stopped, fresh={"sql": PATIENCE * LEAST}), LEAST).attempt
+
+
+def test_where_nothing_is_gained_pauses_grow_until_learning_has_come_to_rest() -> None:
+    def pause(refusals: int) -> int:
+        """Tokens that an attempt without a drift waits for."""
+        stopped = replace(QUIET, last="refused", refusals=refusals, fresh={})
+        return next(n for n in range(2**20) if plan_attempt(replace(stopped, fresh={"sql": n * LEAST}), LEAST).attempt)
+
+    pauses = [pause(refusals) for refusals in range(REFUSALS, REFUSALS + 9)]
+    assert pauses[:7] == [PATIENCE * 2**n for n in range(7)]
+    assert set(pauses[6:]) == {PATIENCE * REST}, "and a change of the traffic that is no drift is noticed in the end"
+    drifted = replace(QUIET, last="refused", refusals=REFUSALS + 8, drifted=("german",), fresh={"german": LEAST})
+    assert plan_attempt(drifted, LEAST).attempt, "a drift of another domain does not wait"
 
 
 def test_only_tokens_of_the_domains_in_question_count() -> None:
