@@ -27,7 +27,7 @@ from shared.trace import TraceRecord, decode
 LEDGER_ROWS = 200_000
 DOMAINS = 32  # names that are told apart; clients choose them, so there must be an end
 OTHER = "other"  # all later names
-_ERASED = "erased"
+_ERASED, _ATTEMPT = "erased", "attempt"
 PROBE_EVERY, PROBES = 4, 24  # every 4th request of a domain is a probe until there are 24
 
 
@@ -95,6 +95,7 @@ class Buffer:
         self._db, self._recent, self._reservoir = database, recent, reservoir
         self._names = {row["domain"] for row in database.rows("SELECT domain FROM domains")}
         self._erased: dict[str, float] = database.state(_ERASED) or {}  # tenant -> when that was asked for
+        self._pin((database.state(_ATTEMPT) or {}).get("orders", ()))  # of an attempt that a restart interrupted
 
     # Arrival
 
@@ -235,6 +236,26 @@ class Buffer:
         """Their prompts are never judged on from now on."""
         self._db.run_many("UPDATE ledger SET trained = 1 WHERE ord = ?", [(order,) for order in orders])
 
+    def begin_attempt(self, number: int, orders: Sequence[int], snapshot: int) -> None:
+        """Keeps what an attempt learns from, over restarts too, until `end_attempt`."""
+        with self._db.transaction():
+            self.mark_trained(orders)
+            self._db.keep_state(_ATTEMPT, {"number": number, "orders": list(orders), "snapshot": snapshot})
+        self._pin(orders)
+
+    def begun_attempt(self, number: int) -> tuple[list[int], int] | None:
+        """(orders, snapshot) of an attempt that was begun and has not ended; None for another one."""
+        kept = self._db.state(_ATTEMPT)
+        if kept is None or kept["number"] != number:
+            return None
+        held = {row["ord"] for row in self._db.rows("SELECT ord FROM records JOIN pinned USING (ord)")}
+        return [order for order in kept["orders"] if order in held], int(kept["snapshot"])
+
+    def end_attempt(self) -> None:
+        """What it learnt from may go."""
+        self._db.run("DELETE FROM state WHERE key = ?", (_ATTEMPT,))
+        self._db.run("DELETE FROM pinned")
+
     def judgeable(self, after: int) -> list[int]:
         """Orders that arrived later than `after` with prompts that were never trained on, newest first, each once."""
         prompts: dict[bytes, int] = {}
@@ -251,12 +272,14 @@ class Buffer:
     @contextmanager
     def pinned(self, orders: Sequence[int]) -> Iterator[None]:
         """These stay, whatever arrives meanwhile."""
-        rows = [(order,) for order in orders]
-        self._db.run_many("INSERT OR IGNORE INTO pinned VALUES (?)", rows)
+        self._pin(orders)
         try:
             yield
         finally:
-            self._db.run_many("DELETE FROM pinned WHERE ord = ?", rows)
+            self._db.run_many("DELETE FROM pinned WHERE ord = ?", [(order,) for order in orders])
+
+    def _pin(self, orders: Sequence[int]) -> None:
+        self._db.run_many("INSERT OR IGNORE INTO pinned VALUES (?)", [(order,) for order in orders])
 
     # Reading
 
@@ -310,6 +333,15 @@ class Buffer:
         rows = self._db.rows(sql, (after,))
         return {row[0]: tuple(row)[1:4] for row in rows}, max([after, *(row[4] for row in rows)])
 
+    def expected_since(self, after: int) -> tuple[float, float, float]:
+        """(positions, accepted by the live drafter, by the base) of what was measured later than `after`, by replay."""
+        sql = (
+            "SELECT sum(positions), sum(live_expected_accepted), sum(static_expected_accepted) FROM ledger "
+            "WHERE ord > ? AND positions > 0"
+        )
+        positions, live, base = self._db.rows(sql, (after,))[0]
+        return float(positions or 0), float(live or 0), float(base or 0)
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Kept requests by domain and role."""
         found: dict[str, dict[str, int]] = {}
@@ -332,15 +364,6 @@ def read_measurements(path: Path, after: int, limit: int = 1000) -> list[dict[st
 
 def hash_prompt(record: TraceRecord) -> bytes:
     return hashlib.sha256(record.prompt_ids.tobytes()).digest()[:16]
-
-    def expected_since(self, after: int) -> tuple[float, float, float]:
-        """(positions, accepted by the live drafter, by the base) of what was measured later than `after`, by replay."""
-        sql = (
-            "SELECT sum(positions), sum(live_expected_accepted), sum(static_expected_accepted) FROM ledger "
-            "WHERE ord > ? AND positions > 0"
-        )
-        positions, live, base = self._db.rows(sql, (after,))[0]
-        return float(positions or 0), float(live or 0), float(base or 0)
 
 
 def _take(items: Sequence[tuple[int, int]], tokens: float) -> tuple[list[int], int]:

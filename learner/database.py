@@ -104,10 +104,13 @@ class Database:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            # A full disk is often noticed by COMMIT, which then leaves the transaction open, and sometimes ends it
+            # itself. Left open, later writes would join it and never be on disk.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def run(self, sql: str, values: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Cursor:
         return self._connection.execute(sql, values)
@@ -150,6 +153,12 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def of_the_disk(error: Exception) -> bool:
+    """Whether it is the disk that is full or failing, so that waiting may help."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it says more of the same
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 @contextmanager

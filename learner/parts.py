@@ -60,7 +60,10 @@ class Parts:
 
     def keep(self, progress: Progress) -> None:
         self.progress = progress
-        self.database.keep_state(_PROGRESS, asdict(progress))
+        with self.database.transaction():
+            self.database.keep_state(_PROGRESS, asdict(progress))
+            if not progress.running:
+                self.buffer.end_attempt()
 
     def account(self, decoding: Decoding, after: int) -> dict[str, float]:
         """Takes a window's counts, and what was measured later than `after`, into the economy; returns what it says."""
@@ -126,6 +129,15 @@ def assemble(
         economy=Economy.kept(kept.get("economy", {})),
         progress=Progress.kept(database.state(_PROGRESS) or {}),
     )
-    parts.keep(parts.progress.resumed())
+    parts.keep(_resumed(parts.progress, shelf))
     erasure.start()
     return parts
+
+
+def _resumed(progress: Progress, shelf: Shelf) -> Progress:
+    """An attempt whose candidate already is the champion was killed after its promotion: it is not made again."""
+    artifact = shelf.artifact(shelf.champion.version)
+    origin = artifact.manifest.origin if artifact is not None else {}
+    if progress.running and origin.get("attempt") == progress.attempts:
+        return progress.ended("promoted", int(origin["trained_to"]), "promoted: just before a restart")
+    return progress.resumed()

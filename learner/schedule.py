@@ -32,10 +32,14 @@ class Progress:
     refusals: int = 0  # in a row, of attempts on the domains in `tried`
     tried: tuple[str, ...] = ()
     decision: str = ""  # the last one, in words
-    running: bool = False
+    running: bool = False  # an attempt has begun and not ended: after a restart it is made again
+    focus: tuple[str, ...] = ()  # of that attempt
+    kills: int = 0  # restarts in the middle of it
 
     def begun(self, focus: tuple[str, ...] = ()) -> Progress:
-        """A domain that was not tried before begins with a clean slate."""
+        """A domain that was not tried before begins with a clean slate; one that was interrupted stays the same."""
+        if self.running:
+            return self
         known = set(focus) <= set(self.tried)
         return replace(
             self,
@@ -43,12 +47,14 @@ class Progress:
             refusals=self.refusals if known else 0,
             tried=self.tried if known else focus,
             running=True,
+            focus=focus,
+            kills=0,
         )
 
     @classmethod
     def kept(cls, state: Mapping[str, Any]) -> Progress:
         """From what was kept on disk, where a tuple is a list."""
-        return cls(**{**state, "tried": tuple(state.get("tried", ()))})
+        return cls(**{**state, **{name: tuple(state.get(name, ())) for name in ("tried", "focus")}})
 
     def ended(self, outcome: Outcome, trained_to: int, decision: str) -> Progress:
         """An attempt that could not be decided says nothing about the next one."""
@@ -64,8 +70,12 @@ class Progress:
         )
 
     def resumed(self) -> Progress:
-        """After a restart. A broken attempt is made again with what it had, but not for ever: it counts as refused."""
-        return replace(self, running=False, refusals=self.refusals + 1) if self.running else self
+        """After a restart. A broken attempt is made again with what it had, but not for ever."""
+        if not self.running:
+            return self
+        if self.kills + 1 < KILLS:
+            return replace(self, kills=self.kills + 1)
+        return self.ended("refused", self.trained_to, f"kept: the learner was killed {KILLS} times during the attempt")
 
 
 @dataclass(frozen=True)

@@ -84,18 +84,30 @@ def test_another_domain_begins_with_a_clean_slate() -> None:
     assert Progress.kept({**asdict(stuck), "tried": ["sql"]}) == stuck
 
 
-def test_progress_counts_refusals_in_a_row_and_an_interrupted_attempt_as_one() -> None:
+def test_progress_counts_refusals_in_a_row_and_makes_an_interrupted_attempt_again() -> None:
     once = Progress().begun().ended("refused", 10, "kept")
     assert (once.attempts, once.refusals, once.trained_to, once.running) == (1, 1, 10, False)
-    killed = once.begun().resumed()
-    assert (killed.refusals, killed.trained_to, killed.running) == (2, 10, False)
-    assert not tried_in_vain(killed)
-    assert tried_in_vain(killed.begun().ended("refused", 20, "kept"))
-    assert killed.resumed() == killed
+    killed = once.begun(("sql",)).resumed()
+    assert (killed.attempts, killed.refusals, killed.running) == (2, 0, True), "it is made again, and is the same one"
+    assert killed.begun(("german",)) == killed
+    assert killed.focus == ("sql",)
+    assert Progress.kept({**asdict(killed), "focus": ["sql"], "tried": ["sql"]}) == killed
+    for _ in range(KILLS - 2):
+        killed = killed.resumed()
+    given_up = killed.resumed()
+    assert (given_up.running, given_up.refusals, given_up.trained_to) == (False, 1, 10)
+    assert f"killed {KILLS} times" in given_up.decision
+    assert given_up.resumed() == given_up
+    assert given_up.begun(("sql",)).kills == 0
+    in_vain = given_up
+    for _ in range(REFUSALS - 1):
+        assert not tried_in_vain(in_vain)
+        in_vain = in_vain.begun(("sql",)).ended("refused", 20, "kept")
+    assert tried_in_vain(in_vain)
     open_still = once.begun().ended("undecided", 20, "kept: nobody came")
     assert (open_still.refusals, open_still.last, open_still.trained_to) == (1, "undecided", 20)
-    promoted = killed.begun().ended("promoted", 30, "promoted")
-    assert (promoted.promotions, promoted.refusals, promoted.attempts) == (1, 0, 3)
+    promoted = once.begun().ended("promoted", 30, "promoted")
+    assert (promoted.promotions, promoted.refusals, promoted.attempts) == (1, 0, 2)
     assert not tried_in_vain(promoted)
 
 
