@@ -142,14 +142,14 @@ class Database:
         return names
 
     def compact(self) -> bool:
-        """Writes the file anew, so that nothing deleted is left in it. False when there is no room for that."""
+        """Writes the file anew, so that nothing deleted is left in it. False when there is no room, or somebody reads."""
         try:
             self._connection.execute("VACUUM")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         except sqlite3.OperationalError as error:
             log.error("%s cannot be compacted: %s", self.path, error)
             return False
-        return True
+        return not busy
 
     def close(self) -> None:
         self._connection.close()

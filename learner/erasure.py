@@ -82,7 +82,9 @@ class Erasure:
             "records": records,
             "versions": tainted,
             "champion": champion.version,
-            "disk": "overwritten" if compact else "free pages still hold deleted rows: the disk is full",
+            "disk": "overwritten"
+            if compact
+            else "free pages still hold deleted rows: the file is read, or the disk is full",
             "mlflow": "none" if not self.journal.records else "waits",
         }
         if self.journal.records:

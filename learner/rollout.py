@@ -66,23 +66,24 @@ class Rollout:
     def withdraw(self, versions: Collection[str]) -> Champion:
         """Takes versions off the shelf. If the champion is one, the newest before it that is none takes its place.
 
+        The pointer gets a new number in any case, and names none of them: nothing decided earlier may bring one back.
         Decides only: `reconcile` tells Redis.
         """
         current = self.champion
+        if not versions:
+            return current
+        pointer = replace(current, number=max([current.number, *self._shelf.numbers()]) + 1)
         kept = [entry for entry in self._shelf.before(current.version) if entry.version not in versions]
         if current.version in versions:
-            entry = kept.pop(0) if kept else None
-            pointer = self._pointer(entry.version if entry else BASE_VERSION, entry.blob_hash if entry else "")
-        else:
-            pointer = replace(current, number=current.number + 1)
-        if {current.version, current.previous} & set(versions):
-            # The pointer must not name, and no rollback bring back, what is gone.
-            older = kept[0].version if kept else "" if pointer.version == BASE_VERSION else BASE_VERSION
-            self._shelf.put(replace(pointer, previous=older), None)
-            self._journal.aliases(pointer.version, older)
-            log.warning("withdrawn: %s; the champion is %s", ", ".join(versions), pointer.version)
+            version, blob = (kept[0].version, kept[0].blob_hash) if kept else (BASE_VERSION, "")
+            pointer, kept = replace(pointer, version=version, blob=blob, created_at=time.time()), kept[1:]
+        older = kept[0].version if kept else BASE_VERSION
+        pointer = replace(pointer, previous="" if pointer.version == BASE_VERSION else older)
+        self._shelf.put(pointer, None)
         self._shelf.remove(versions)
-        return self.champion
+        self._journal.aliases(pointer.version, pointer.previous)
+        log.warning("withdrawn: %s; the champion is %s", ", ".join(versions), pointer.version)
+        return pointer
 
     def reconcile(self) -> Champion | None:
         """Brings Redis to the shelf, or the shelf to what is newer; returns a champion that came from elsewhere.

@@ -87,6 +87,10 @@ class Shelf:
             "WHERE number < (SELECT number FROM versions WHERE version = ?) ORDER BY number DESC", version
         )
 
+    def numbers(self) -> list[int]:
+        """Of everything on the shelf."""
+        return [row["number"] for row in self._db.rows("SELECT number FROM versions")]
+
     def remove(self, versions: Collection[str]) -> None:
         self._db.run_many("DELETE FROM versions WHERE version = ?", [(version,) for version in versions])
 

@@ -30,6 +30,7 @@ local keep = math.max(1, math.floor(tonumber(ARGV[2]) / math.max(mean, 1)))
 local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', keep, '*', 'd', ARGV[1], 't', ARGV[3], 'e', ARGV[4])
 redis.call('HSET', KEYS[2], 'mean_bytes', tostring(mean))
 redis.call('HINCRBY', KEYS[2], 'appended', 1)
+if tonumber(ARGV[4]) > 0 then redis.call('HINCRBY', KEYS[2], 'expiring', 1) end
 return id
 """
 
@@ -249,6 +250,8 @@ class TraceStream:
         Returns (records removed, how many of them nobody had read).
         """
         removed = unread = 0
+        if not tenant and not self._link.run(lambda client: client.hexists(self._meta, "expiring")):
+            return 0, 0  # no record has ever had an end, and looking at them all costs the server time
         for stream, meta in ((self._stream, self._meta), (self._dead, "")):
             after: str | None = "-"
             while after is not None:
