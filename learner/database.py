@@ -142,7 +142,7 @@ class Database:
         return names
 
     def compact(self) -> bool:
-        """Writes the file anew, so that nothing deleted is left in it. False when there is no room, or somebody reads."""
+        """Writes the file anew, so that nothing deleted is left in it. False without room, or while somebody reads."""
         try:
             self._connection.execute("VACUUM")
             busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
