@@ -138,9 +138,7 @@ def test_what_is_learnt_from_traffic_is_proven_on_later_traffic(bench: Make, ser
     assert decision.alpha_candidate == pytest.approx(alpha, abs=0.06)
 
 
-def test_an_attempt_that_is_killed_is_repeated_on_the_same_requests_to_the_same_candidate(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_that_is_killed_is_repeated_on_the_same_requests_to_the_same_candidate(bench: Make) -> None:
     whole, mine = bench(), bench()
     wanted = whole.run()
 
@@ -165,7 +163,7 @@ def test_an_attempt_that_is_killed_is_repeated_on_the_same_requests_to_the_same_
         assert torch.equal(again.artifact.tensors[name], tensor), name
     assert mine.buffer.begun_attempt(1) is not None
     mine.buffer.end_attempt()
-    mine.arrive(1)
+    mine.buffer._prune("chat")
     assert mine.buffer.counts()["chat"]["train"] == 2, "what was held for it has gone"
 
 
