@@ -2,7 +2,8 @@
 
 The candidate is judged on requests that arrived later than all that it learnt from, with prompts that nothing was ever
 trained on, and on frozen probes of every domain. It ends in a decision, and changes no champion itself. Consuming goes
-on meanwhile: `breathe` is called between steps, and may raise to stop. Whatever is in use is pinned in the buffer.
+on meanwhile: `breathe` is called between steps, and may raise to stop. Whatever is in use is pinned in the buffer, and
+what was learnt from is so across restarts: an interrupted attempt is repeated from its start, to the same candidate.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from learner.buffer import Buffer, Measured
 from learner.evaluator import Judged
 from learner.example import Example
 from learner.gate import Decision, Gate, Pair
+from learner.lineage import origin_of
 from learner.lora import LoraSettings, add_lora, export_lora
 from learner.measure import judge_each
 from learner.trainer import TrainReport, TrainSettings, bf16_pays, train
@@ -82,17 +84,25 @@ class AttemptRunner:
         parent_artifact: Artifact | None,  # None: the parent is the base
         breathe: Breathe,
     ) -> Attempt | None:
-        """Trains, waits for fresh requests, judges. None when the buffer holds nothing to learn from."""
+        """Trains, waits for fresh requests, judges. None when the buffer holds nothing to learn from.
+
+        An attempt that was interrupted begins again on the same requests with the same seed. Its inputs stay pinned
+        until the buffer is told that it has ended.
+        """
         started_at, learner = time.time(), self._config.learner
-        snapshot = self._buffer.newest()
-        orders = self._buffer.sample(
-            focus, tokens=learner.attempt_tokens, replay_share=learner.replay_share, seed=number
-        )
+        begun = self._buffer.begun_attempt(number)
+        if begun is not None:
+            orders, snapshot = begun
+        else:
+            snapshot = self._buffer.newest()
+            orders = self._buffer.sample(
+                focus, tokens=learner.attempt_tokens, replay_share=learner.replay_share, seed=number
+            )
         if not orders:
             return None
         with ExitStack() as pins:
-            pins.enter_context(self._buffer.pinned(orders))
-            self._buffer.mark_trained(orders)
+            self._buffer.begin_attempt(number, orders, snapshot)
+            lineage = origin_of(parent_artifact, self._buffer.tenants(orders))
             candidate, settings = self._candidate(number, parent_artifact)
             report = self._train(candidate, orders, number, breathe)
             fresh = self._wait(snapshot, breathe)
@@ -107,7 +117,13 @@ class AttemptRunner:
             parent=parent,
             created_at=time.time(),
             metrics=_metrics(decision),
-            origin={"attempt": number, "trained_to": snapshot, "requests": len(orders), "tokens": report.tokens},
+            origin={
+                "attempt": number,
+                "trained_to": snapshot,
+                "requests": len(orders),
+                "tokens": report.tokens,
+                **lineage,
+            },
         )
         return Attempt(
             number=number,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from learner.base import BASE_VERSION, Base
 from learner.unroll import Drafter
@@ -27,6 +27,10 @@ class DrafterBank:
     def __init__(self, base: Base, find: Callable[[str], Artifact | None], *, kept: int = KEPT) -> None:
         self._base, self._find, self._kept = base, find, kept
         self._modules: OrderedDict[str, Drafter] = OrderedDict()
+
+    def forget(self, versions: Collection[str]) -> None:
+        for version in versions:
+            self._modules.pop(version, None)
 
     def get(self, version: str) -> Drafter | None:
         """The module of a version, in eval mode; None for one that is not known."""

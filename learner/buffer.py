@@ -27,6 +27,7 @@ from shared.trace import TraceRecord, decode
 LEDGER_ROWS = 200_000
 DOMAINS = 32  # names that are told apart; clients choose them, so there must be an end
 OTHER = "other"  # all later names
+_ERASED, _ATTEMPT = "erased", "attempt"
 PROBE_EVERY, PROBES = 4, 24  # every 4th request of a domain is a probe until there are 24
 
 
@@ -62,7 +63,7 @@ class Arrival:
 
 
 _MEASURED = [field.name for field in fields(Measured)]
-_LEDGER = ["stream_id", "request_id", "domain", "finished_at", "prompt_hash", "seeded", *_MEASURED]
+_LEDGER = ["stream_id", "request_id", "tenant", "domain", "finished_at", "prompt_hash", "seeded", *_MEASURED]
 _INSERT = f"INSERT OR IGNORE INTO ledger ({', '.join(_LEDGER)}) VALUES ({', '.join(':' + name for name in _LEDGER)})"
 _NOTHING = Measured("", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
@@ -93,6 +94,8 @@ class Buffer:
     def __init__(self, database: Database, *, recent: int, reservoir: int) -> None:
         self._db, self._recent, self._reservoir = database, recent, reservoir
         self._names = {row["domain"] for row in database.rows("SELECT domain FROM domains")}
+        self._erased: dict[str, float] = database.state(_ERASED) or {}  # tenant -> when that was asked for
+        self._pin((database.state(_ATTEMPT) or {}).get("orders", ()))  # of an attempt that a restart interrupted
 
     # Arrival
 
@@ -119,6 +122,7 @@ class Buffer:
         row = {
             "stream_id": arrival.stream_id,
             "request_id": record.id,
+            "tenant": record.tenant,
             "domain": domain,
             "finished_at": record.finished_at,
             "prompt_hash": prompt_hash,
@@ -132,9 +136,11 @@ class Buffer:
         if measured is not None:
             features = arrival.features
             self._db.run(
-                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     entered.lastrowid,
+                    record.tenant,
+                    record.expires_at,
                     domain,
                     role,
                     len(wanted_positions(record, judging=False)),
@@ -161,6 +167,39 @@ class Buffer:
 
     def _prune(self, domain: str) -> None:
         self._db.run(_PRUNE, {"domain": domain, "recent": self._recent, "reservoir": self._reservoir})
+
+    def expire(self, now: float) -> int:
+        """Removes records whose tenants let nobody keep them any longer, and returns how many.
+
+        What an attempt is using goes when it has ended. The ledger keeps the sums of them, which hold no text.
+        """
+        sql = "DELETE FROM records WHERE expires_at BETWEEN 1 AND ? AND ord NOT IN (SELECT ord FROM pinned)"
+        with self._db.transaction():
+            removed = self._db.run(sql, (now,)).rowcount
+            if removed:
+                self._count_probes()
+        return removed
+
+    def erase(self, tenant: str, asked_at: float) -> int:
+        """Removes everything of a tenant, the ledger's rows too; returns how many records there were."""
+        with self._db.transaction():
+            self._erased[tenant] = asked_at
+            self._db.keep_state(_ERASED, self._erased)
+            removed = self._db.run("DELETE FROM records WHERE tenant = ?", (tenant,)).rowcount
+            self._db.run("DELETE FROM ledger WHERE tenant = ?", (tenant,))
+            self._count_probes()
+        return removed
+
+    def erased(self, record: TraceRecord) -> bool:
+        """Whether it comes too late: its tenant was erased after the request had ended."""
+        return record.finished_at <= self._erased.get(record.tenant, 0.0)
+
+    def _count_probes(self) -> None:
+        """After probes have gone, later requests take their places."""
+        self._db.run(
+            "UPDATE domains SET probes = "
+            "(SELECT count(*) FROM records WHERE role = 'probe' AND records.domain = domains.domain)"
+        )
 
     # Choosing
 
@@ -197,6 +236,26 @@ class Buffer:
         """Their prompts are never judged on from now on."""
         self._db.run_many("UPDATE ledger SET trained = 1 WHERE ord = ?", [(order,) for order in orders])
 
+    def begin_attempt(self, number: int, orders: Sequence[int], snapshot: int) -> None:
+        """Keeps what an attempt learns from, over restarts too, until `end_attempt`."""
+        with self._db.transaction():
+            self.mark_trained(orders)
+            self._db.keep_state(_ATTEMPT, {"number": number, "orders": list(orders), "snapshot": snapshot})
+        self._pin(orders)
+
+    def begun_attempt(self, number: int) -> tuple[list[int], int] | None:
+        """(orders, snapshot) of an attempt that was begun and has not ended; None for another one."""
+        kept = self._db.state(_ATTEMPT)
+        if kept is None or kept["number"] != number:
+            return None
+        held = {row["ord"] for row in self._db.rows("SELECT ord FROM records JOIN pinned USING (ord)")}
+        return [order for order in kept["orders"] if order in held], int(kept["snapshot"])
+
+    def end_attempt(self) -> None:
+        """What it learnt from may go."""
+        self._db.run("DELETE FROM state WHERE key = ?", (_ATTEMPT,))
+        self._db.run("DELETE FROM pinned")
+
     def judgeable(self, after: int) -> list[int]:
         """Orders that arrived later than `after` with prompts that were never trained on, newest first, each once."""
         prompts: dict[bytes, int] = {}
@@ -213,12 +272,14 @@ class Buffer:
     @contextmanager
     def pinned(self, orders: Sequence[int]) -> Iterator[None]:
         """These stay, whatever arrives meanwhile."""
-        rows = [(order,) for order in orders]
-        self._db.run_many("INSERT OR IGNORE INTO pinned VALUES (?)", rows)
+        self._pin(orders)
         try:
             yield
         finally:
-            self._db.run_many("DELETE FROM pinned WHERE ord = ?", rows)
+            self._db.run_many("DELETE FROM pinned WHERE ord = ?", [(order,) for order in orders])
+
+    def _pin(self, orders: Sequence[int]) -> None:
+        self._db.run_many("INSERT OR IGNORE INTO pinned VALUES (?)", [(order,) for order in orders])
 
     # Reading
 
@@ -241,6 +302,12 @@ class Buffer:
     def measured(self, order: int) -> Measured:
         row = self._db.rows(f"SELECT {', '.join(_MEASURED)} FROM ledger WHERE ord = ?", (order,))[0]
         return Measured(**dict(row))
+
+    def tenants(self, orders: Sequence[int]) -> list[str]:
+        """Whose requests these are."""
+        marks = ", ".join("?" * len(orders))
+        sql = f"SELECT DISTINCT tenant FROM records WHERE ord IN ({marks}) ORDER BY tenant"
+        return [row["tenant"] for row in self._db.rows(sql, list(orders))]
 
     def span(self, orders: Sequence[int]) -> tuple[float, float]:
         """First and last finish time of the given requests, in seconds since the epoch."""
@@ -265,6 +332,15 @@ class Buffer:
         )
         rows = self._db.rows(sql, (after,))
         return {row[0]: tuple(row)[1:4] for row in rows}, max([after, *(row[4] for row in rows)])
+
+    def expected_since(self, after: int) -> tuple[float, float, float]:
+        """(positions, accepted by the live drafter, by the base) of what was measured later than `after`, by replay."""
+        sql = (
+            "SELECT sum(positions), sum(live_expected_accepted), sum(static_expected_accepted) FROM ledger "
+            "WHERE ord > ? AND positions > 0"
+        )
+        positions, live, base = self._db.rows(sql, (after,))[0]
+        return float(positions or 0), float(live or 0), float(base or 0)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Kept requests by domain and role."""

@@ -2,7 +2,8 @@
 
 Invariant: a record is acknowledged when it is on disk, or in the dead letters; until then a restart gets it again, and
 the buffer knows which it has already. Judging comes before storing, so nothing is learnt from before it was measured.
-A record that waits for its features holds up nobody else.
+A record that waits for its features holds up nobody else. One that has expired is acknowledged and forgotten unread,
+and those that expire later go from the buffer and from the stream.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ NAME = "learner"  # consumer in the stream's group
 FEATURE_WAIT_S = 3.0
 AT_ONCE = 16  # records read and judged together
 WAITING = 64  # records in memory; the rest waits in the stream
+EXPIRE_S = 30.0  # between two looks for what has expired
 BACKLOG = 24  # with more than this waiting, lost features are not computed again: serving is faster than we are
 
 log = logging.getLogger(__name__)
@@ -59,11 +61,15 @@ class Consumer:
     recompute_all: bool  # nobody sends features, so they are always computed
     listener: Listener = lambda _domain, _measured: None
     clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
     counters: Counters = field(default_factory=Counters)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    _expire_at: float = 0.0  # by `clock`
 
     def step(self, block_ms: int) -> int:
         """Reads and stores what is there; returns how many records were stored. Raises ServiceDown."""
+        if self.clock() >= self._expire_at:
+            self._expire()
         room = min(WAITING - len(self._waiting), AT_ONCE)
         if room > 0:
             for stream_id, data in self.store.read_traces(NAME, count=room, block_ms=block_ms):
@@ -92,7 +98,26 @@ class Consumer:
         except TraceError as error:
             self._bury(stream_id, data, str(error))
             return
+        expired = 0 < record.expires_at <= self.now()
+        if expired or self.buffer.erased(record):
+            self.inbox.take(record.id)
+            self.counters.add("traces_expired" if expired else "traces_erased")
+            self.store.acknowledge([stream_id])
+            return
         self._waiting[stream_id] = _Waiting(stream_id, data, record, self.clock() + FEATURE_WAIT_S)
+
+    def forget(self, tenant: str) -> None:
+        """What is in memory. Features whose trace has not come cannot be told apart: all go, and are computed again."""
+        for item in [item for item in self._waiting.values() if item.record.tenant == tenant]:
+            del self._waiting[item.stream_id]
+        self.inbox.clear()
+
+    def _expire(self) -> None:
+        """The buffer first: it must not wait for Redis."""
+        self.counters.add("traces_expired_in_buffer", self.buffer.expire(self.now()))
+        _, unread = self.store.sweep_traces(self.now())
+        self.counters.add("traces_expired", unread)
+        self._expire_at = self.clock() + EXPIRE_S
 
     def _ready(self) -> list[_Waiting]:
         """Records that wait no longer, in the order of their arrival."""

@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from shared.errors import ConfigError
 from shared.trace import SCHEMA_VERSION
 
-_TABLES_SCHEMA = 1
+_TABLES_SCHEMA = 2
 SCHEMA = _TABLES_SCHEMA * 1000 + SCHEMA_VERSION  # its rows hold encoded traces: another trace schema cannot be read
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ CREATE TABLE ledger (
     ord INTEGER PRIMARY KEY AUTOINCREMENT,
     stream_id TEXT NOT NULL UNIQUE,
     request_id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
     domain TEXT NOT NULL,
     finished_at REAL NOT NULL,
     prompt_hash BLOB NOT NULL,
@@ -52,6 +53,8 @@ CREATE TABLE ledger (
 CREATE INDEX trained_prompts ON ledger (prompt_hash) WHERE trained;
 CREATE TABLE records (
     ord INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    expires_at REAL NOT NULL,
     domain TEXT NOT NULL,
     role TEXT NOT NULL CHECK (role IN ('train', 'probe')),
     tokens INTEGER NOT NULL,
@@ -101,10 +104,13 @@ class Database:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            # A full disk is often noticed by COMMIT, which then leaves the transaction open, and sometimes ends it
+            # itself. Left open, later writes would join it and never be on disk.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def run(self, sql: str, values: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Cursor:
         return self._connection.execute(sql, values)
@@ -125,8 +131,34 @@ class Database:
         """JSON; in the open transaction, if there is one."""
         self.run("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, json.dumps(value)))
 
+    def erase_versions(self, tainted: Callable[[bytes], bool]) -> list[str]:
+        """Removes versions by their blob, and the champion's name if it was one; returns their names, newest first."""
+        found = self.rows("SELECT version, blob FROM versions ORDER BY number DESC")
+        names = [row["version"] for row in found if tainted(row["blob"])]
+        self.run_many("DELETE FROM versions WHERE version = ?", [(name,) for name in names])
+        champion = self.state("champion")
+        if champion is not None and champion["version"] in names:
+            self.run("DELETE FROM state WHERE key = 'champion'")
+        return names
+
+    def compact(self) -> bool:
+        """Writes the file anew, so that nothing deleted is left in it. False without room, or while somebody reads."""
+        try:
+            self._connection.execute("VACUUM")
+            busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            log.error("%s cannot be compacted: %s", self.path, error)
+            return False
+        return not busy
+
     def close(self) -> None:
         self._connection.close()
+
+
+def of_the_disk(error: Exception) -> bool:
+    """Whether it is the disk that is full or failing, so that waiting may help."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it says more of the same
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 @contextmanager

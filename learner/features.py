@@ -64,6 +64,11 @@ class FeatureInbox:
             self._rows -= 0 if features is None else len(features)
         return features
 
+    def clear(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+            self._rows = 0
+
     @property
     def rows(self) -> int:
         return self._rows

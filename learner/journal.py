@@ -42,6 +42,7 @@ class Journal:
         self._points: deque[Point] = deque()
         self._entries: deque[_Entry] = deque()
         self._registered: deque[str] = deque()
+        self._erased: deque[str] = deque()
         self._wanted_base = ""
         self._found: tuple[Champion, bytes] | None = None
         self._looked = False
@@ -81,6 +82,23 @@ class Journal:
     def registered(self) -> list[str]:
         """Versions that have arrived in MLflow since the last call."""
         return [self._registered.popleft() for _ in range(len(self._registered))]
+
+    def erase(self, tenant: str) -> None:
+        """Deletes the versions that may have learnt from a tenant, after all that waits already has been recorded."""
+        self._add(
+            f"the erasure of {tenant}",
+            lambda registry: registry.erase(tenant),
+            lambda: self._erased.append(tenant),
+        )
+
+    def erased(self) -> list[str]:
+        """Tenants that MLflow has been rid of since the last call."""
+        return [self._erased.popleft() for _ in range(len(self._erased))]
+
+    @property
+    def records(self) -> bool:
+        """Whether there is an MLflow to tell anything."""
+        return self._registry is not None
 
     def champion(self, base: str) -> tuple[Champion, bytes] | None:
         """The champion of this base that MLflow knows. The first call asks; a later one has the answer, once."""

@@ -18,6 +18,7 @@ from typing import Any
 from learner.attempt import WAIT_MS, Attempt, Prepare
 from learner.base import load_base
 from learner.buffer import read_measurements
+from learner.database import of_the_disk
 from learner.features import FeatureInbox
 from learner.journal import Journal
 from learner.orders import follow
@@ -43,6 +44,10 @@ log = logging.getLogger(__name__)
 
 class Stopped(Exception):
     """Unwinds an attempt when the learner is told to end. Never leaves this module."""
+
+
+class Abandoned(Exception):
+    """Unwinds an attempt whose data are gone. Never leaves this module."""
 
 
 class LearnerLoop:
@@ -71,7 +76,7 @@ class LearnerLoop:
         self._counters = Counters()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS_SHOWN)
         self._stop = threading.Event()
-        self._paused = False
+        self._paused = self._attempting = False
         self._doing, self._trouble = "starting", dict[str, str]()
         self._plan = Plan(False, "")
         self._status: dict[str, Any] = {"state": self._doing}
@@ -109,17 +114,28 @@ class LearnerLoop:
             try:
                 self.step()
                 self._trouble.pop("defect", None)
+                self._trouble.pop("disk", None)
             except Stopped:
                 break
-            except Exception as error:  # a defect of ours or a full disk: said, counted, and tried again
-                log.exception("the learner stumbled")
-                self._counters.add("stumbles")
-                self._trouble["defect"] = f"{type(error).__name__}: {error}"
+            except Exception as error:
+                self._stumble(error)
                 self._stop.wait(RETRY_S)
         self._journal.stop()
         if self._parts is not None:
             self._parts.database.close()
         self._store.close()
+
+    def _stumble(self, error: Exception) -> None:
+        """Said, counted, and tried again."""
+        if not of_the_disk(error):
+            log.error("the learner stumbled", exc_info=error)
+            self._counters.add("stumbles")
+            self._trouble["defect"] = f"{type(error).__name__}: {error}"
+            return
+        if "disk" not in self._trouble:
+            log.error("the learner cannot write: %s", error)
+        self._counters.add("disk_failures")
+        self._trouble["disk"] = f"the learner's disk: {error}; nothing is acknowledged, traces wait in the stream"
 
     def step(self) -> None:
         """One round: what must always go on, and an attempt if one is due."""
@@ -128,8 +144,14 @@ class LearnerLoop:
         if parts is None:
             return
         self._plan = plan_attempt(parts.situation(), self.config.learner.min_fresh_tokens)
+        if parts.progress.running:
+            self._plan = Plan(True, "it was interrupted", parts.progress.focus)
         if self._plan.attempt and not self._paused:
-            self._attempt(parts, self._plan)
+            self._attempting = True
+            try:
+                self._attempt(parts, self._plan)
+            finally:
+                self._attempting = False
 
     def tick(self, doing: str, wait_ms: int) -> None:
         """What must always go on. Waits at most about `wait_ms` for traces; raises Stopped."""
@@ -165,10 +187,20 @@ class LearnerLoop:
                 parts.releases.look()
             if self._is_due("reconcile", RECONCILE_S):
                 parts.rollout.reconcile()
+                self._erase(parts)
         if self._is_due("window", self.config.mlflow.window_s):
             self._window()
         if self._is_due("beat", BEAT_S):
             self._store.put_status(NAME, self._status, ttl_s=STATUS_TTL_S)
+
+    def _erase(self, parts: Parts) -> None:
+        erased = parts.erasure.obey()
+        if not erased or not parts.progress.running:
+            return
+        reason = f"kept: {', '.join(erased)} was erased during the attempt"
+        self._ended(parts, "undecided", parts.progress.trained_to, reason)
+        if self._attempting:
+            raise Abandoned(reason)
 
     def _load(self) -> None:
         try:
@@ -200,11 +232,18 @@ class LearnerLoop:
                 name=parts.shelf.next_version(),
                 parent=champion.version,
                 parent_artifact=parts.shelf.artifact(champion.version),
-                breathe=lambda doing, wait_ms: self.tick(f"attempt {progress.attempts}: {doing}", wait_ms),
+                breathe=parts.budget.paced(
+                    lambda doing, wait_ms: self.tick(f"attempt {progress.attempts}: {doing}", wait_ms)
+                ),
             )
         except Stopped:
             raise
+        except Abandoned as reason:
+            log.warning("attempt %d: %s", progress.attempts, reason)
+            return
         except Exception as error:  # whatever it was, another attempt at once would meet it again
+            if of_the_disk(error):
+                raise  # the attempt is made again when there is room
             log.exception("attempt %d failed", progress.attempts)
             self._counters.add("attempts_failed")
             self._ended(parts, "refused", parts.buffer.newest(), f"kept: the attempt failed ({error})")
@@ -244,19 +283,20 @@ class LearnerLoop:
         if parts is None:
             self._journal.window(window.values, step=window.tokens, at=now)
             return
+        economy = parts.account(window.decoding, self._measured_to)
         measured, self._measured_to = parts.buffer.sums_since(self._measured_to)
         if window.values or measured:
             number = parts.rollout.champion.number
             values = window_values(window.values, parts.lookout.scores(), number, measured)
+            values |= {f"economy/{name}": value for name, value in economy.items()}
             self._journal.window(values, step=window.tokens, at=now)
         parts.database.keep_state("windows", {"meter": self._meter.to_keep(), "measured_to": self._measured_to})
 
     def _look(self) -> dict[str, Any]:
         parts = self._parts
-        attempting = parts is not None and parts.progress.running  # a pause lets it end
         found: dict[str, Any] = {
             "at": time.time(),
-            "state": "paused" if self._paused and not attempting else self._doing,
+            "state": "paused" if self._paused and not self._attempting else self._doing,  # a pause lets an attempt end
             "trouble": list(self._trouble.values()),
             "counters": dict(self._counters.fields),
         }
@@ -275,6 +315,7 @@ class LearnerLoop:
                 "decision": progress.decision,
                 "decisions": list(self._decisions),
                 "next": self._plan.reason,
+                "economy": parts.economy.report(parts.budget.spent_s),
                 "fresh_tokens": sum(parts.buffer.fresh_tokens(progress.trained_to).values()),
                 "drift": {domain: round(score, 3) for domain, score in parts.lookout.scores().items()},
                 "kept": parts.buffer.counts(),

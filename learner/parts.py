@@ -12,9 +12,12 @@ from pathlib import Path
 from learner.attempt import AttemptRunner, Prepare
 from learner.bank import DrafterBank
 from learner.base import Base
+from learner.budget import Budget
 from learner.buffer import Buffer, Measured
 from learner.consumer import Consumer
 from learner.database import Database
+from learner.economy import Decoding, Economy, Expected
+from learner.erasure import Erasure
 from learner.features import FeatureInbox, FrozenTarget
 from learner.fleet import Fleet
 from learner.journal import Journal
@@ -24,10 +27,11 @@ from learner.release import Releases
 from learner.rollout import Rollout
 from learner.schedule import Progress, Situation
 from learner.shelf import Shelf
+from shared.artifact import Artifact
 from shared.config import Config
 from shared.store import Store
 
-_PROGRESS, _SETTLED = "progress", "settled"
+_PROGRESS, _SETTLED, _ECONOMY = "progress", "settled", "economy"
 HEARTBEATS_S = 3.0  # until a replica's new version is in its heartbeat and that has been read
 
 
@@ -44,6 +48,9 @@ class Parts:
     fleet: Fleet
     releases: Releases
     lookout: Lookout
+    erasure: Erasure
+    budget: Budget
+    economy: Economy
     progress: Progress
 
     def situation(self) -> Situation:
@@ -59,7 +66,17 @@ class Parts:
 
     def keep(self, progress: Progress) -> None:
         self.progress = progress
-        self.database.keep_state(_PROGRESS, asdict(progress))
+        with self.database.transaction():
+            self.database.keep_state(_PROGRESS, asdict(progress))
+            if not progress.running:
+                self.buffer.end_attempt()
+
+    def account(self, decoding: Decoding, after: int) -> dict[str, float]:
+        """Takes a window's counts, and what was measured later than `after`, into the economy; returns what it says."""
+        self.economy.window(decoding, Expected(*self.buffer.expected_since(after)))
+        kept = {"training_s": self.budget.spent_s, "economy": asdict(self.economy)}
+        self.database.keep_state(_ECONOMY, kept)
+        return self.economy.report(self.budget.spent_s)
 
     def settle(self) -> None:
         """What has drifted is the normal from now on."""
@@ -100,8 +117,14 @@ def assemble(
         recompute_all=config.trace.feature_share == 0,
         listener=watch,
     )
+    kept = database.state(_ECONOMY) or {}
     rollout = Rollout(base, store, shelf, journal)
     fleet = Fleet(past_tokens=config.rollout.watch_tokens, grace_s=drafter.swap_poll_s + HEARTBEATS_S)
+    releases = Releases(
+        base, rollout, shelf, fleet, database=database, store=store, journal=journal, config=config.rollout
+    )
+    folder = config.home_path / "learner"
+    erasure = Erasure(database, buffer, consumer, shelf, rollout, releases, bank, journal, store, folder)
     parts = Parts(
         base=base,
         database=database,
@@ -112,11 +135,22 @@ def assemble(
         runner=AttemptRunner(config, base, buffer, bank, round_s=lambda: fleet.round_s, prepare=prepare),
         rollout=rollout,
         fleet=fleet,
-        releases=Releases(
-            base, rollout, shelf, fleet, database=database, store=store, journal=journal, config=config.rollout
-        ),
+        releases=releases,
         lookout=lookout,
+        erasure=erasure,
+        budget=Budget(learner.budget_share, spent_s=kept.get("training_s", 0.0)),
+        economy=Economy.kept(kept.get("economy", {})),
         progress=Progress.kept(database.state(_PROGRESS) or {}),
     )
-    parts.keep(parts.progress.resumed())
+    parts.keep(_resumed(parts.progress, shelf.artifact(releases.leading.version)))
+    erasure.start()
     return parts
+
+
+def _resumed(progress: Progress, leading: Artifact | None) -> Progress:
+    """An attempt whose candidate already is served, by all or by a canary, was promoted before the kill: it is not made
+    again."""
+    origin = leading.manifest.origin if leading is not None else {}
+    if progress.running and origin.get("attempt") == progress.attempts:
+        return progress.ended("promoted", int(origin["trained_to"]), "promoted: just before a restart")
+    return progress.resumed()

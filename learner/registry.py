@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from learner.lineage import ANYBODY, tenants_of
 from learner.shelf import Shelved
-from shared.artifact import MANIFEST_FILE, WEIGHTS_FILE, hash_blob, open_blob
+from shared.artifact import MANIFEST_FILE, WEIGHTS_FILE, Manifest, hash_blob, open_blob
 from shared.config import Config
 from shared.errors import RedraftError, ServiceDown
 from shared.store import Champion
@@ -27,6 +28,7 @@ MODEL = "drafter"
 CHAMPION, PREVIOUS = "champion", "previous"
 POINTS_AT_ONCE = 1000  # MLflow's own limit of a batch
 _PARAM_LENGTH = 500
+_LINEAGE, _TENANT = "redraft.lineage", "redraft.tenant."
 _HTTP_TIMEOUT_S, _HTTP_RETRIES = "10", "1"  # its own defaults wait for minutes
 
 T = TypeVar("T")
@@ -130,6 +132,8 @@ class Registry:
                 "redraft.base": manifest.base,
                 "redraft.target": manifest.target,
                 "redraft.kind": manifest.kind,
+                "redraft.experiment": self._experiment_name,
+                **_lineage_tags(manifest),
                 **{f"redraft.{name}": str(value)[:_PARAM_LENGTH] for name, value in facts.items()},
             }
             logged = client.create_logged_model(
@@ -168,6 +172,28 @@ class Registry:
                     client.set_registered_model_alias(MODEL, alias, found.version)
                 elif alias in held:
                     client.delete_registered_model_alias(MODEL, alias)
+
+        self._call(write)
+
+    def erase(self, tenant: str) -> None:
+        """Deletes each version of this experiment that may have learnt from a tenant, its blob included."""
+
+        def write(client: Any) -> None:
+            from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+            self._serving_run(client)
+            for version in _all_versions(client):
+                tags = version.tags
+                ours = tags.get("redraft.experiment", self._experiment_name) == self._experiment_name
+                clean = tags.get(_LINEAGE) == "known" and f"{_TENANT}{tenant}" not in tags
+                if not ours or clean:
+                    continue
+                if (model_id := _logged_model(version)) is not None:
+                    logged = client.get_logged_model(model_id)
+                    blobs: Any = get_artifact_repository(logged.artifact_location, self._uri)
+                    blobs.delete_artifacts()
+                    client.delete_logged_model(model_id)
+                client.delete_model_version(MODEL, version.version)
 
         self._call(write)
 
@@ -272,6 +298,30 @@ class Registry:
 def _ensure_model(client: Any) -> None:
     if not client.search_registered_models(f"name = '{MODEL}'"):
         client.create_registered_model(MODEL, description="Adapters of the drafter that learns from its own traffic")
+
+
+def _lineage_tags(manifest: Manifest) -> dict[str, str]:
+    """One tag for each tenant, because there is no end to the length of a list."""
+    tenants = tenants_of(manifest)
+    if ANYBODY in tenants:
+        return {_LINEAGE: "unknown"}
+    return {_LINEAGE: "known"} | {f"{_TENANT}{tenant}": "learnt" for tenant in tenants}
+
+
+def _logged_model(version: Any) -> str | None:
+    """Its id, which a store in a database tells as a part of the source only; None for one that is not ours."""
+    place, _, model_id = str(version.source).rpartition("/")
+    return model_id if place == "models:" else None
+
+
+def _all_versions(client: Any) -> list[Any]:
+    found, token = [], None
+    while True:
+        page = client.search_model_versions(f"name = '{MODEL}'", page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def _manifest_text(blob: bytes) -> str:

@@ -115,6 +115,12 @@ class Releases:
         self._keep()
         return self._told("unpinned", self._rollout.champion, reason)
 
+    def end_withdrawn(self) -> None:
+        """Ends the watch of a version that is not on the shelf any more, whoever is pinned."""
+        version = self.watching.pointer.version if self.watching is not None else BASE_VERSION
+        if version != BASE_VERSION and self._shelf.get(version) is None:
+            self._end_watch()
+
     # The watch
 
     def look(self) -> None:
@@ -160,13 +166,23 @@ class Releases:
             raise ConfigError("champion", f"{self._rollout.champion.version} is pinned", "Unpin it first.")
 
     def _release(self, version: str, blob: bytes, facts: Mapping[str, Any]) -> Champion:
-        return self._bring(self._rollout.stage(version, blob, facts, previous=self._held()))
+        with self._db.transaction():  # a kill in between would leave a version that nobody has decided about
+            pointer = self._rollout.stage(version, blob, facts, previous=self._held())
+            self._decide(pointer)
+        return self._publish(pointer)
 
     def _bring(self, pointer: Champion) -> Champion:
+        with self._db.transaction():
+            self._decide(pointer)
+        return self._publish(pointer)
+
+    def _decide(self, pointer: Champion) -> None:
+        """Whether it is watched, and by whom it is served meanwhile; on disk."""
         earlier, replicas = self.watching, sorted(self._fleet.versions)
         if self._config.watch_tokens == 0 or not replicas or pointer.version == pointer.previous:
             self._end_watch()
-            return self._rollout.install(pointer)
+            self._rollout.decide(pointer)
+            return
         start = only(self._fleet.sums, (pointer.version, pointer.previous))
         watching = Watching(pointer, pointer.previous, "", self._clock(), start)
         if len(replicas) > 1 and (earlier is None or earlier.canary):
@@ -180,7 +196,13 @@ class Releases:
         self.watching = watching
         self._keep()
         if not watching.canary:
-            return self._rollout.install(pointer)
+            self._rollout.decide(pointer)
+
+    def _publish(self, pointer: Champion) -> Champion:
+        watching = self.watching
+        if watching is None or not watching.canary:
+            self._rollout.publish()
+            return pointer
         try:
             self._show_canary(watching)
         except ServiceDown as error:
@@ -189,10 +211,11 @@ class Releases:
 
     def _present(self) -> Watching | None:
         """The watch, if it still makes sense with the replicas and the champion that there are now."""
+        self.end_withdrawn()
         watching, champion = self.watching, self._rollout.champion
         if watching is None:
             return None
-        if champion.number > watching.pointer.number:  # somebody else has decided
+        if champion.number >= watching.pointer.number and champion != watching.pointer:  # somebody else has decided
             self._end_watch()
             return None
         replicas = self._fleet.versions

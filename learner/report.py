@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from learner.attempt import Attempt
+from learner.lineage import tenants_of
 from learner.registry import AttemptEntry
 from learner.schedule import Outcome
 from learner.watch import Verdict, Watching
@@ -114,6 +115,7 @@ def version_facts(attempt: Attempt) -> dict[str, Any]:
         "attempt": attempt.number,
         "reason": attempt.decision.reason,
         "trained_to": attempt.snapshot,
+        "tenants": ", ".join(sorted(tenants_of(attempt.artifact.manifest))),
         **attempt.artifact.manifest.metrics,
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,10 +54,21 @@ class Rollout:
 
     def install(self, pointer: Champion) -> Champion:
         """All replicas serve what it points to from now on."""
+        self.decide(pointer)
+        self.publish()
+        return pointer
+
+    def decide(self, pointer: Champion) -> None:
+        """The first half of `install`, on disk; in the open transaction, if there is one."""
         self._shelf.put(pointer, None)
         self._journal.aliases(pointer.version, pointer.previous)
-        self._publish()
-        return pointer
+
+    def publish(self) -> None:
+        """The other half: Redis, now or when it is back."""
+        try:
+            self.reconcile()
+        except ServiceDown as error:
+            log.warning("the champion is decided but not published yet: %s", error)
 
     def rollback(self, reason: str) -> Champion:
         """Back to the version before the champion. Raises ConfigError when there is none to go back to."""
@@ -73,6 +84,28 @@ class Rollout:
         entry = self._shelf.get(version)
         if entry is not None:
             self._store.put_blob(entry.blob)
+
+    def withdraw(self, versions: Collection[str]) -> Champion:
+        """Takes versions off the shelf. If the champion is one, the last that had held and is none takes its place.
+
+        The pointer gets a new number in any case, and names none of them: nothing decided earlier may bring one back.
+        Decides only: `reconcile` tells Redis.
+        """
+        current = self.champion
+        if not versions:
+            return current
+        pointer = replace(current, number=self._shelf.newest_number() + 1)
+        if current.version in versions:
+            clean = self._shelf.held_before(current.version, versions)
+            version, blob = (clean.version, clean.blob_hash) if clean is not None else (BASE_VERSION, "")
+            pointer = replace(pointer, version=version, blob=blob, created_at=time.time())
+        older = self._shelf.held_before(pointer.version, versions)
+        previous = older.version if older is not None else BASE_VERSION
+        pointer = replace(pointer, previous="" if pointer.version == BASE_VERSION else previous)
+        self._shelf.remove(versions)
+        self.decide(pointer)
+        log.warning("withdrawn: %s; the champion is %s", ", ".join(versions), pointer.version)
+        return pointer
 
     def reconcile(self) -> Champion | None:
         """Brings Redis to the shelf, or the shelf to what is newer; returns a champion that came from elsewhere.
@@ -106,12 +139,6 @@ class Rollout:
             previous=previous,
             created_at=time.time(),
         )
-
-    def _publish(self) -> None:
-        try:
-            self.reconcile()
-        except ServiceDown as error:
-            log.warning("the champion is decided but not published yet: %s", error)
 
     def _put(self, champion: Champion, *, over: bytes = b"") -> None:
         """The blobs before the pointer, so that no replica finds a pointer to nothing."""
@@ -170,4 +197,5 @@ class Rollout:
         except ArtifactError as error:
             log.error("champion %s cannot be followed: %s", champion.version, error)
             return None
-        return shelve(champion, blob, {"reason": "found", **artifact.manifest.metrics})
+        facts = {"reason": "found", "previous": champion.previous, **artifact.manifest.metrics}
+        return shelve(champion, blob, facts)

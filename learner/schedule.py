@@ -3,7 +3,8 @@
 An attempt needs new tokens of the domains it is for, and a reason: a drift, a new domain that does badly, or a last
 attempt that paid. A refusal may only mean that there was too little to learn from, so the next attempt on the same
 domains waits for twice the tokens; after three in a row the drafter is taken for as good as this traffic makes it.
-Without a reason an attempt takes eight times the tokens. It knows nothing of models.
+Without a reason an attempt takes eight times the tokens, and twice as many again after each further refusal: where
+nothing is gained, learning comes to rest. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Literal
 
 REFUSALS = 3  # in a row, after which the drafter is as good as this traffic makes it
 PATIENCE = 8  # times the tokens of a usual attempt, when there is no reason for one
+KILLS = 3  # of one attempt, after which it is given up: it may be what kills the learner
+REST = 64  # times PATIENCE: the longest pause
 
 Outcome = Literal["none", "promoted", "refused", "undecided", "barred"]  # barred: it passed the gate and may not serve
 
@@ -29,10 +32,14 @@ class Progress:
     refusals: int = 0  # in a row, of attempts on the domains in `tried`
     tried: tuple[str, ...] = ()
     decision: str = ""  # the last one, in words
-    running: bool = False
+    running: bool = False  # an attempt has begun and not ended: after a restart it is made again
+    focus: tuple[str, ...] = ()  # of that attempt
+    kills: int = 0  # restarts in the middle of it
 
     def begun(self, focus: tuple[str, ...] = ()) -> Progress:
-        """A domain that was not tried before begins with a clean slate."""
+        """A domain that was not tried before begins with a clean slate; one that was interrupted stays the same."""
+        if self.running:
+            return self
         known = set(focus) <= set(self.tried)
         return replace(
             self,
@@ -40,12 +47,14 @@ class Progress:
             refusals=self.refusals if known else 0,
             tried=self.tried if known else focus,
             running=True,
+            focus=focus,
+            kills=0,
         )
 
     @classmethod
     def kept(cls, state: Mapping[str, Any]) -> Progress:
         """From what was kept on disk, where a tuple is a list."""
-        return cls(**{**state, "tried": tuple(state.get("tried", ()))})
+        return cls(**{**state, **{name: tuple(state.get(name, ())) for name in ("tried", "focus")}})
 
     def ended(self, outcome: Outcome, trained_to: int, decision: str) -> Progress:
         """An attempt that could not be decided says nothing about the next one."""
@@ -61,8 +70,12 @@ class Progress:
         )
 
     def resumed(self) -> Progress:
-        """After a restart. A broken attempt is made again with what it had, but not for ever: it counts as refused."""
-        return replace(self, running=False, refusals=self.refusals + 1) if self.running else self
+        """After a restart. A broken attempt is made again with what it had, but not for ever."""
+        if not self.running:
+            return self
+        if self.kills + 1 < KILLS:
+            return replace(self, kills=self.kills + 1)
+        return self.ended("refused", self.trained_to, f"kept: the learner was killed {KILLS} times during the attempt")
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,8 @@ def plan_attempt(situation: Situation, least_tokens: int) -> Plan:
     reason = _reason(situation)
     refusals = situation.refusals if set(focus) <= set(situation.tried) else 0
     given_up = refusals >= REFUSALS and not situation.drifted
-    needed = least_tokens * (PATIENCE if given_up or not reason else min(2**refusals, PATIENCE))
+    rest = min(2 ** max(refusals - REFUSALS, 0), REST)
+    needed = least_tokens * (PATIENCE * rest if given_up or not reason else min(2**refusals, PATIENCE))
     fresh = sum(situation.fresh.get(domain, 0) for domain in focus or situation.fresh)
     if fresh >= needed:
         return Plan(True, reason or f"{fresh} new tokens", focus)

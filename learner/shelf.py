@@ -7,17 +7,19 @@ was decided is lost. It promotes nothing itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from learner.base import BASE_VERSION, Base
 from learner.database import Database
+from learner.lineage import blob_learnt_from
 from shared.artifact import Artifact, hash_blob, open_blob
 from shared.errors import ArtifactError
 from shared.store import Champion
 
 KEPT = 16  # newest versions, besides the champion and the one before it
+_NAMED = "named"  # highest number in the name of a version that was removed
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,31 @@ class Shelf:
         staged = self._db.rows("SELECT max(number) FROM versions")[0][0] or 0
         return max(int(staged), self.champion.number)
 
+    def learnt_from(self, tenant: str) -> list[str]:
+        """Versions that may have learnt from a tenant, newest first."""
+        return [entry.version for entry in self._find("ORDER BY number DESC") if blob_learnt_from(entry.blob, tenant)]
+
+    def held_before(self, version: str, but: Collection[str] = ()) -> Shelved | None:
+        """The newest version that had held when this one came, and is none of `but`; None for the base."""
+        entry = self.get(version)
+        while entry is not None:
+            before = self.get(str(entry.facts.get("previous", BASE_VERSION)))
+            if before is None or before.number >= entry.number:  # a pointer from elsewhere may name a later one
+                return None
+            if before.version not in but:
+                return before
+            entry = before
+        return None
+
+    def remove(self, versions: Collection[str]) -> None:
+        """What is left names none of them as the one before it, and their names are not given again."""
+        for entry in self._find("ORDER BY number"):
+            if entry.version not in versions and entry.facts.get("previous") in versions:
+                before = self.held_before(entry.version, versions)
+                self.add_facts(entry.version, {"previous": before.version if before is not None else BASE_VERSION})
+        self._db.keep_state(_NAMED, self._newest_name())
+        self._db.run_many("DELETE FROM versions WHERE version = ?", [(version,) for version in versions])
+
     def unregistered(self) -> list[Shelved]:
         """Versions that MLflow has not confirmed, oldest first."""
         return self._find("WHERE NOT registered ORDER BY number")
@@ -102,11 +129,14 @@ class Shelf:
         self._db.run("UPDATE versions SET registered = 1 WHERE version = ?", (version,))
 
     def next_version(self) -> str:
-        """A name that no version on the shelf has, and no champion."""
+        """A name that no version on the shelf has or had, and no champion."""
+        return f"v{self._newest_name() + 1}"
+
+    def _newest_name(self) -> int:
         names = [row["version"] for row in self._db.rows("SELECT version FROM versions")]
         champion = self.champion
         numbers = [int(name[1:]) for name in (*names, champion.version, champion.previous) if name[1:].isdigit()]
-        return f"v{max(numbers, default=0) + 1}"
+        return max([*numbers, int(self._db.state(_NAMED) or 0)])
 
     def _find(self, where: str, *values: str) -> list[Shelved]:
         sql = f"SELECT version, number, blob_hash, blob, facts FROM versions {where}"

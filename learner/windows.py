@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from learner.economy import Decoding
 from shared.counters import Counters
 
 Epochs = Mapping[tuple[str, str], Mapping[str, float]]  # (replica, epoch) -> cumulative counters
@@ -21,6 +22,7 @@ class Window:
     seconds: float  # 0: not known
     tokens: int  # emitted up to the end of this window, earlier lives included
     values: Mapping[str, float]  # `name` over everything, `name/domain` for each domain
+    decoding: Decoding
 
 
 class WindowMeter:
@@ -47,7 +49,12 @@ class WindowMeter:
         self._last |= current
         self._zeroed, self._at = True, now
         self._tokens += int(came.total("emitted"))
-        return Window(seconds, self._tokens, _values(came, seconds))
+        return Window(seconds, self._tokens, _values(came, seconds), _decoding(came))
+
+
+def _decoding(came: Counters) -> Decoding:
+    spent = sum(came.total(name) for name in ("draft_s", "verify_s", "sample_s"))
+    return Decoding(came.total("emitted"), came.total("steps"), spent)
 
 
 def _values(came: Counters, seconds: float) -> dict[str, float]:

@@ -26,6 +26,7 @@ from serving.drafters.load import Swap
 from serving.engine.detokenize import Detokenizer
 from serving.engine.engine import Engine, Tracing
 from serving.engine.request import GenerationParams, GenerationRequest
+from serving.privacy import Privacy
 from serving.publisher import TracePublisher
 from shared.config import Config
 from shared.errors import RedraftError
@@ -205,6 +206,7 @@ class OwnEngine:
             queue_size=config.trace.queue,
             stream_bytes=config.trace.stream_bytes,
             features=_FeaturesTaken(),
+            privacy=Privacy.of(config),
             counters=lambda: dict(self._engine.counters.fields),
             status=dict,
         )

@@ -44,6 +44,7 @@ COMMANDS = {
     "config": Command("ops.show_config", "show the effective configuration and where each value comes from"),
     "drafters": Command("ops.drafters", "list, compare, promote, pin, export and roll back versions of the drafter"),
     "keys": Command("ops.keys", "make, list and revoke API keys"),
+    "erase": Command("ops.erase", "remove one tenant's traces and every version that has learnt from them"),
     "demo": Command("ops.demo", "watch α fall at a drift of the traffic and come back"),
     "report": Command("ops.report", "which drafts are rejected: an atlas of the live stream or of recorded traces"),
     "doctor": Command("ops.doctor", "is the set-up right, and why is α low: faults with evidence and remedy"),

@@ -2,6 +2,7 @@
 
 `offer` is called on the stepping thread: it puts into a bounded queue or counts a drop, and never waits. One thread
 encodes and sends. With Redis away, records wait in the queue until it is full; then the newest are dropped, counted.
+Whether a record may leave is asked again at the moment of sending.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from serving.privacy import Privacy
 from shared.errors import ServiceDown
 from shared.store import Store
 from shared.trace import TraceRecord, encode
@@ -47,11 +49,12 @@ class TracePublisher:
         queue_size: int,
         stream_bytes: int,
         features: FeatureSink | None,
+        privacy: Privacy,
         counters: Callable[[], Mapping[str, float]],
         status: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._store, self._replica, self._stream_bytes = store, replica, stream_bytes
-        self._features, self._counters, self._status = features, counters, status
+        self._features, self._privacy, self._counters, self._status = features, privacy, counters, status
         self._epoch = f"{time.time():.3f}"  # another life of the same replica starts counting from 0
         self._queue: queue.Queue[TraceRecord] = queue.Queue(queue_size)
         self._stop = threading.Event()
@@ -61,7 +64,7 @@ class TracePublisher:
 
     def offer(self, record: TraceRecord, features: Tensor | None) -> None:
         """Called on the stepping thread when a request has ended."""
-        if features is not None and self._features is not None:
+        if features is not None and self._features is not None and self._privacy.policy(record.tenant).traces:
             self._features.offer(record.id, features)
         try:
             self._queue.put_nowait(record)
@@ -76,7 +79,12 @@ class TracePublisher:
     def totals(self) -> dict[str, float]:
         """The engine's counters and the outbox's own."""
         features = self._features.dropped if self._features is not None else 0
-        own = {"traces_published": self.published, "traces_dropped": self.dropped, "features_dropped": features}
+        own = {
+            "traces_published": self.published,
+            "traces_dropped": self.dropped,
+            "traces_withheld": self._privacy.withheld,
+            "features_dropped": features,
+        }
         return {**self._counters(), **own}
 
     def stop(self) -> None:
@@ -102,15 +110,20 @@ class TracePublisher:
 
     def _send(self, record: TraceRecord) -> bool:
         """Retries until sent; False when told to stop while Redis is away."""
-        try:
-            data = encode(record)
-        except Exception:  # a defect of ours, in one record: the others and the counters go on
-            log.exception("a trace cannot be encoded")
-            self.dropped += 1
-            return True
         while True:
             try:
-                self._store.append_trace(data, max_bytes=self._stream_bytes)
+                released = self._privacy.release(record)
+                if released is None:
+                    return True
+                data = encode(released)
+            except Exception:  # a defect of ours, in one record: the others and the counters go on
+                log.exception("a trace cannot be encoded")
+                self.dropped += 1
+                return True
+            try:
+                self._store.append_trace(
+                    data, max_bytes=self._stream_bytes, tenant=released.tenant, expires_at=released.expires_at
+                )
             except ServiceDown as error:
                 log.debug("traces wait: %s", error)
                 if self._stop.wait(_RETRY_S):

@@ -10,7 +10,9 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from serving.api.logprobs import TokenTexts
 from serving.assembly import assemble
 from serving.engine.engine import Engine, Tracing
 from serving.engine.events import Event
@@ -20,9 +22,13 @@ from serving.engine.request import GenerationRequest
 from serving.engine.sequence import Sequence
 from serving.history import Historian
 from serving.hotswap import ChampionWatcher
+from serving.privacy import Privacy
 from serving.publisher import FeatureSink, TracePublisher
+from serving.redaction import Redaction, load_redactor
 from shared.config import Config
+from shared.privacy import hash_share
 from shared.store import Store
+from shared.trace import TraceRecord
 
 
 class Replica:
@@ -34,6 +40,8 @@ class Replica:
         parts = assemble(config)
         self.loaded, self._slot, self.context = parts.loaded, parts.slot, parts.limits.max_context
         self._store = Store(config.redis.url, config.redis.prefix) if config.redis.url else None
+        self._privacy = Privacy.of(config)
+        self._redaction: Redaction | None = None
         self.publisher: TracePublisher | None = None
         self.watcher: ChampionWatcher | None = None
         self.historian = Historian(self._store) if self._store is not None else None
@@ -48,6 +56,7 @@ class Replica:
         self.loop = EngineLoop(self._engine, max_queue=config.engine.max_queue)
         if self._store is not None:
             self.publisher = self._publisher(self._store, features)
+            self._redaction = self._redact(self.publisher)
             if self._slot is not None:
                 poll_s = config.drafter.swap_poll_s
                 self.watcher = ChampionWatcher(self._store, self._slot, self.loop, replica=replica_id, poll_s=poll_s)
@@ -67,6 +76,8 @@ class Replica:
         if self.watcher is not None:
             self.watcher.stop()
         self.loop.stop()
+        if self._redaction is not None:
+            self._redaction.stop()
         if self.publisher is not None:
             self.publisher.stop()
         if self._store is not None:
@@ -109,11 +120,29 @@ class Replica:
             return share > 0 and hash_share(request.id) < share
 
         return Tracing(
-            sink=lambda record, rows: self.publisher.offer(record, rows) if self.publisher is not None else None,
+            sink=self._hand_over,
             replica=self.id,
             topk=trace.topk,
             position_share=trace.position_share,
             wants_features=wants_features,
+            wants_trace=self._privacy.wants_trace,
+        )
+
+    def _hand_over(self, record: TraceRecord, features: Tensor | None) -> None:
+        outbox = self._redaction or self.publisher
+        assert outbox is not None, "built before the first request"
+        outbox.offer(record, features)
+
+    def _redact(self, publisher: TracePublisher) -> Redaction | None:
+        """Raises ConfigError for a redactor that cannot be used."""
+        if not self.config.privacy.redactor:
+            return None
+        return Redaction(
+            load_redactor(self.config.privacy.redactor),
+            TokenTexts(self.loaded.tokenizer),
+            publisher.offer,
+            queue_size=self.config.trace.queue,
+            rows=self.config.trace.feature_tokens,
         )
 
     def _publisher(self, store: Store, features: FeatureSink | None) -> TracePublisher:
@@ -123,15 +152,12 @@ class Replica:
             queue_size=self.config.trace.queue,
             stream_bytes=self.config.trace.stream_bytes,
             features=features,
+            privacy=self._privacy,
             counters=self._counters,
             status=self.status,
         )
 
     def _counters(self) -> dict[str, float]:
         swaps = dict(self.watcher.counters.fields) if self.watcher is not None else {}
-        return {**self.loop.snapshot().counters, **self.loop.latency.counters.fields, **swaps}
-
-
-def hash_share(name: str) -> float:
-    """A number in 0..1 that depends on the name alone, so that every process samples the same requests."""
-    return int.from_bytes(name.encode()[-6:].rjust(6, b"\0"), "big") * 2654435761 % 2**32 / 2**32
+        redaction = self._redaction.counters if self._redaction is not None else {}
+        return {**self.loop.snapshot().counters, **self.loop.latency.counters.fields, **swaps, **redaction}

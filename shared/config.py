@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
+from shared.config_bounds import validate
 from shared.errors import ConfigError
 
 Gamma = Literal["auto"] | int
@@ -81,6 +82,16 @@ class TraceConfig:
 
 
 @dataclass(frozen=True)
+class PrivacyConfig:
+    """The first three are for tenants without a policy of their own (`redraft keys policy`)."""
+
+    traces: bool = True  # false: nothing of their requests leaves the replica
+    share: float = 1.0  # of their requests that are traced
+    keep_s: float = 0.0  # seconds that a trace is kept for; 0: no limit of its own
+    redactor: str = ""  # module:function that finds private text in every trace; empty: none
+
+
+@dataclass(frozen=True)
 class RedisConfig:
     url: str = ""  # empty: a server on PATH, else the embedded one
     prefix: str = "redraft"
@@ -102,6 +113,7 @@ class LearnerConfig:
     batch_tokens: int = 128  # learnt from in one optimiser step
     attempt_tokens: int = 12288  # tokens trained on in one attempt
     min_fresh_tokens: int = 2048  # new tokens before the next attempt
+    budget_share: float = 1.0  # most seconds of training and judging by second of the clock; 1: no limit
     replay_share: float = 0.4  # of each attempt, from other domains than the newest
     loss: Literal["forward_kl", "reverse_kl", "jsd", "tv"] = "forward_kl"
     rejected_weight: float = 1.0
@@ -144,6 +156,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     gate: GateConfig = field(default_factory=GateConfig)
@@ -201,7 +214,7 @@ def config_from_flat(values: Mapping[str, Any]) -> Config:
     top = sections.pop("", {})
     parts = {name: replace(getattr(config, name), **changes) for name, changes in sections.items()}
     config = replace(config, **parts, **top)
-    _validate(config)
+    validate(config)
     return config
 
 
@@ -319,79 +332,3 @@ def _default(key: str) -> Any:
     section, _, name = key.rpartition(".")
     config = Config()
     return getattr(getattr(config, section) if section else config, name)
-
-
-# Key -> (least, most) of every number that has bounds; None is unbounded.
-_BOUNDS: dict[str, tuple[float, float | None]] = {
-    "drafter.gamma_max": (0, 16),
-    "drafter.exploration": (0, 1),
-    "drafter.swap_poll_s": (0.01, 3600),
-    "engine.block_size": (1, 1024),
-    "engine.kv_tokens": (16, None),
-    "engine.max_batch": (1, 1024),
-    "engine.prefill_tokens": (1, None),
-    "engine.max_queue": (1, None),
-    "engine.max_context": (0, None),
-    "engine.threads": (0, 1024),
-    "serve.port": (0, 65535),
-    "serve.replicas": (1, 1024),
-    "serve.replica_cpus": (0, None),
-    "serve.replica_gpus": (0, None),
-    "serve.drain_s": (0, None),
-    "serve.max_domains": (1, 4096),
-    "trace.topk": (1, 4096),
-    "trace.position_share": (0, 1),
-    "trace.feature_share": (0, 1),
-    "trace.feature_tokens": (0, None),
-    "trace.queue": (1, None),
-    "trace.stream_bytes": (65536, None),
-    "redis.maxmemory": (2**20, None),
-    "learner.threads": (1, 1024),
-    "learner.cpus": (0, None),
-    "learner.gpus": (0, None),
-    "learner.lora_rank": (1, 1024),
-    "learner.lora_alpha": (1, None),
-    "learner.learning_rate": (1e-8, 1),
-    "learner.batch_tokens": (1, None),
-    "learner.attempt_tokens": (1, None),
-    "learner.min_fresh_tokens": (1, None),
-    "learner.replay_share": (0, 0.95),
-    "learner.rejected_weight": (0, 100),
-    "learner.ttt_steps": (1, 16),
-    "learner.buffer_recent": (1, None),
-    "learner.buffer_reservoir": (0, None),
-    "gate.confidence": (0.5, 0.9999),
-    "gate.min_requests": (2, None),
-    "gate.min_gain": (-1, 100),
-    "gate.probe_loss": (0, 1),
-    "gate.resamples": (100, None),
-    "gate.wait_s": (0, None),
-    "rollout.watch_tokens": (0, None),
-    "rollout.confidence": (0.5, 0.9999),
-    "rollout.fall": (0, 1),
-    "rollout.slowdown": (0, 100),
-    "rollout.cooldown_tokens": (0, None),
-    "mlflow.window_s": (0.1, None),
-}
-
-
-def _validate(config: Config) -> None:
-    for key, (least, most) in _BOUNDS.items():
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name)
-        if not (least <= value and (most is None or value <= most)):
-            span = f"at least {least}" if most is None else f"between {least} and {most}"
-            raise ConfigError(key, f"{value} is out of range", f"It must be {span}.")
-    gamma = config.drafter.gamma
-    if gamma != "auto" and not 0 <= gamma <= config.drafter.gamma_max:
-        raise ConfigError(
-            "drafter.gamma",
-            f"{gamma} is not between 0 and drafter.gamma_max ({config.drafter.gamma_max})",
-            "Raise drafter.gamma_max or lower gamma.",
-        )
-    if config.trace.stream_bytes * 2 > config.redis.maxmemory:
-        raise ConfigError(
-            "trace.stream_bytes",
-            f"{config.trace.stream_bytes} is more than half of redis.maxmemory ({config.redis.maxmemory})",
-            "Adapter blobs and the champion pointer need the rest: lower it or raise redis.maxmemory.",
-        )

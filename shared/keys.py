@@ -2,7 +2,8 @@
 
 Invariant: a key itself is never stored, only its HMAC-SHA-256 under the file's own salt. A fast hash is enough because
 every key is 256 random bits made here: there is no list of likely keys to try, and a slow hash would let anybody who
-sends wrong keys keep the replica busy. It knows nothing of HTTP.
+sends wrong keys keep the replica busy. Tenants' privacy policies stand beside the keys, since the keys make the tenants
+and a change must count without a restart. It knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any, Literal, get_args
 
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.privacy import Policy, check_policy, read_policy
 
 Scope = Literal["inference", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -48,10 +51,11 @@ class Key:
 
 @dataclass(frozen=True)
 class Keyring:
-    """All keys of one file. Immutable: a change is a new ring."""
+    """All keys and policies of one file. Immutable: a change is a new ring."""
 
     salt: str = field(default_factory=lambda: secrets.token_hex(32))
     keys: tuple[Key, ...] = ()
+    policies: Mapping[str, Policy] = field(default_factory=dict)  # by tenant
 
     def find(self, secret: str) -> Key | None:
         """The key of this secret. Takes the same time whichever it is, and whether or not there is one."""
@@ -78,6 +82,15 @@ class Keyring:
             raise ConfigError("NAME", f"there is no key {name!r}", f"The keys are: {known}.")
         return replace(self, keys=kept)
 
+    def with_policy(self, tenant: str, policy: Policy | None) -> Keyring:
+        """None: the tenant has the configuration's. Raises ConfigError."""
+        check_name("TENANT", tenant)
+        others = {name: other for name, other in self.policies.items() if name != tenant}
+        if policy is None:
+            return replace(self, policies=others)
+        check_policy(policy)
+        return replace(self, policies={**others, tenant: policy})
+
     def _digest(self, secret: str) -> str:
         return hmac.new(bytes.fromhex(self.salt), secret.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
@@ -97,6 +110,11 @@ def access_of(config: Config) -> Literal["keys", "open"]:
         raise ConfigError("serve.auth", problem, f"Listen on 127.0.0.1. Or: {remedy}")
     problem = f"{serve.host} can be reached from other machines, and there are no API keys ({path})"
     raise ConfigError("serve.host", problem, f"{remedy} Or listen on 127.0.0.1.")
+
+
+def default_policy(config: Config) -> Policy:
+    """Of a tenant without one of its own."""
+    return Policy(config.privacy.traces, config.privacy.share, config.privacy.keep_s)
 
 
 def is_loopback(host: str) -> bool:
@@ -132,7 +150,12 @@ def changed_keys(path: Path) -> Iterator[list[Keyring]]:
         yield held
         partial = path.with_name(path.name + ".partial")
         partial.unlink(missing_ok=True)
-        tree = {"version": _FORMAT, "salt": held[0].salt, "keys": [asdict(key) for key in held[0].keys]}
+        tree = {
+            "version": _FORMAT,
+            "salt": held[0].salt,
+            "keys": [asdict(key) for key in held[0].keys],
+            "tenants": {tenant: policy.to_dict() for tenant, policy in held[0].policies.items()},
+        }
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump(tree, file, indent=2)
             file.write("\n")
@@ -143,26 +166,35 @@ class WatchedKeys:
     """The keys of a file as they are now: a change counts from the next request on, without a restart.
 
     A file that cannot be read keeps the last ring (a torn edit must not lock everybody out); a file that is gone lets
-    nobody in.
+    nobody in, and keeps the policies for those who are in already.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError for a file that is not there or is no keys file."""
-        self._path = path
+        self._path, self._lock = path, threading.Lock()
         self._stamp = self._look()
         self._ring = read_keys(path)
 
     def find(self, secret: str) -> Key | None:
         """The key of this secret. Raises nothing."""
-        if (stamp := self._look()) != self._stamp:
-            self._stamp = stamp
-            self._read_again()
+        self._follow()
         return self._ring.find(secret)
+
+    def policy(self, tenant: str) -> Policy | None:
+        """The tenant's own policy, if it has one. Raises nothing."""
+        self._follow()
+        return self._ring.policies.get(tenant)
+
+    def _follow(self) -> None:
+        with self._lock:
+            if (stamp := self._look()) != self._stamp:
+                self._stamp = stamp
+                self._read_again()
 
     def _read_again(self) -> None:
         if self._stamp is None:
             log.error("%s is gone: no key counts until it is back", self._path)
-            self._ring = Keyring()
+            self._ring = Keyring(policies=self._ring.policies)
             return
         try:
             self._ring = read_keys(self._path)
@@ -179,8 +211,11 @@ class WatchedKeys:
 
 
 def _ring_of(tree: Any) -> Keyring:
-    if not isinstance(tree, dict) or set(tree) != {"version", "salt", "keys"} or tree["version"] != _FORMAT:
-        raise ValueError(f"not an object of version, salt and keys in version {_FORMAT}")
+    # Files without `tenants` are of before there were policies.
+    if not isinstance(tree, dict) or set(tree) - {"tenants"} != {"version", "salt", "keys"}:
+        raise ValueError("not an object of version, salt, keys and tenants")
+    if tree["version"] != _FORMAT:
+        raise ValueError(f"version {tree['version']!r}; this release reads {_FORMAT}")
     bytes.fromhex(tree["salt"])
     names = {field.name for field in fields(Key)}
     keys = []
@@ -190,14 +225,22 @@ def _ring_of(tree: Any) -> Keyring:
         key = Key(**(entry | {"scopes": tuple(entry["scopes"])}))
         _check(key)
         keys.append(key)
-    return Keyring(tree["salt"], tuple(keys))
+    ring = Keyring(tree["salt"], tuple(keys))
+    for tenant, policy in dict(tree.get("tenants", {})).items():
+        ring = ring.with_policy(tenant, read_policy(policy))
+    return ring
 
 
 def _check(key: Key) -> None:
-    for named, value in (("NAME", key.name), ("--tenant", key.tenant)):
-        if not isinstance(value, str) or not re.fullmatch(NAME_PATTERN, value):
-            raise ConfigError(named, f"{value!r} is no name", "Use 1 to 64 letters, digits, '_', '-' or '.'.")
+    check_name("NAME", key.name)
+    check_name("--tenant", key.tenant)
     if not key.scopes or not set(key.scopes) <= set(SCOPES):
         raise ConfigError("--scope", f"{list(key.scopes)} are no scopes", f"Scopes are {', '.join(SCOPES)}.")
     if not re.fullmatch("[0-9a-f]{64}", key.digest):
         raise ValueError(f"the digest of {key.name} is not 64 hex digits")
+
+
+def check_name(field: str, name: Any) -> None:
+    """Raises ConfigError unless it can be a key's or a tenant's."""
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(field, f"{name!r} is no name", "Use 1 to 64 letters, digits, '_', '-' or '.'.")

@@ -59,6 +59,7 @@ def _counter(name: str, help: str, label: str = "") -> Metric:
 
 _PHASES = _counter("redraft_phase_seconds_total", "Seconds of the decoding thread", "phase")
 _REQUESTS = _counter("redraft_requests_total", "Requests by how they ended", "outcome")
+_REDACTED = _counter("redraft_traces_redacted_total", "Traces that are shorter or gone for privacy, by how", "outcome")
 _COUNTERS: dict[str, _Source] = {
     "spec_steps": _Source(_counter("redraft_spec_decode_num_drafts_total", "Steps with drafts", "domain")),
     "drafted": _Source(_counter("redraft_spec_decode_num_draft_tokens_total", "Tokens drafted", "domain")),
@@ -79,6 +80,13 @@ _COUNTERS: dict[str, _Source] = {
     "requests_failed": _Source(_REQUESTS, "failed"),
     "traces_published": _Source(_counter("redraft_traces_published_total", "Traces that Redis has taken")),
     "traces_dropped": _Source(_counter("redraft_traces_dropped_total", "Traces lost for want of room or of Redis")),
+    "traces_withheld": _Source(
+        _counter("redraft_traces_withheld_total", "Requests whose traces their tenant's policy held back")
+    ),
+    "redacted_cut": _Source(_REDACTED, "cut"),
+    "redacted_whole": _Source(_REDACTED, "whole"),
+    "redaction_failed": _Source(_REDACTED, "failed"),
+    "redaction_dropped": _Source(_REDACTED, "dropped"),
     "features_dropped": _Source(_counter("redraft_features_dropped_total", "Requests whose features were lost")),
     "swaps": _Source(_counter("redraft_swaps_total", "Drafter versions taken")),
     "swaps_refused": _Source(_counter("redraft_swaps_refused_total", "Drafter versions refused", "reason")),
@@ -131,9 +139,14 @@ _LEARNER: dict[str, _Source] = {
     "traces_unmeasured": _Source(_TRACES, "unmeasured"),
     "traces_again": _Source(_TRACES, "again"),
     "traces_dead": _Source(_TRACES, "dead"),
+    "traces_expired": _Source(_TRACES, "expired"),
+    "traces_expired_in_buffer": _Source(_TRACES, "expired_in_buffer"),
+    "traces_erased": _Source(_TRACES, "erased"),
     "attempts_failed": _Source(_FAILURES, "attempt"),
     "redis_failures": _Source(_FAILURES, "redis"),
+    "disk_failures": _Source(_FAILURES, "disk"),
     "stumbles": _Source(_FAILURES, "loop"),
+    "replicas_late": _Source(_counter("redraft_replicas_late_total", "Times that a replica took a version too late")),
 }
 REDIS = Metric("redraft_redis_up", "gauge", "1 when the replica that answers could read Redis")
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from shared.errors import Unreadable
 from shared.orders import OrderBox
+from shared.privacy import DEFAULT_TENANT
 from shared.redis_link import RedisLink, ServerFull
 from shared.stream import Record, StreamDepth, TraceStream
 
@@ -107,6 +108,7 @@ class Store:
         self._champion, self._previous = f"{prefix}:champion", f"{prefix}:champion:previous"
         self._canary = f"{prefix}:canary"
         self._blob, self._blobs = f"{prefix}:blob:", f"{prefix}:blobs"
+        self._erasures = f"{prefix}:erasures"
         self._counters, self._statuses = f"{prefix}:counters", f"{prefix}:statuses"
         self._history = f"{prefix}:history"
         self._promote, self._prune_blobs = self._link.script(_PROMOTE), self._link.script(_PRUNE_BLOBS)
@@ -124,12 +126,18 @@ class Store:
 
     # Traces
 
-    def append_trace(self, data: bytes, *, max_bytes: int) -> str:
+    def append_trace(
+        self, data: bytes, *, max_bytes: int, tenant: str = DEFAULT_TENANT, expires_at: float = 0.0
+    ) -> str:
         """Appends a record and returns its id; the oldest make room within about `max_bytes`.
 
         On a full server the record is not taken and half of the traces are given up.
         """
-        return self._stream.append(data, max_bytes=max_bytes)
+        return self._stream.append(data, max_bytes=max_bytes, tenant=tenant, expires_at=expires_at)
+
+    def sweep_traces(self, now: float, tenant: str = "") -> tuple[int, int]:
+        """Removes expired records, and all of a tenant that is named; see `TraceStream.sweep`."""
+        return self._stream.sweep(now, tenant)
 
     def read_traces(self, consumer: str, *, count: int, block_ms: int) -> list[Record]:
         """(id, data) of up to `count` records; see `TraceStream.read`."""
@@ -211,6 +219,53 @@ class Store:
             return Canary(str(plain["replica"]), _read_champion(plain["pointer"]))
         except (ValueError, TypeError, KeyError) as error:
             raise Unreadable(f"the canary {self._canary} is unreadable: {error!r}", text) from error
+
+    def blobs(self) -> list[str]:
+        """Hashes of the blobs that are held."""
+        found: Any = self._link.run(lambda client: client.zrange(self._blobs, 0, -1))
+        return [digest.decode() for digest in found]
+
+    def erase_blobs(self, hashes: Sequence[str]) -> None:
+        """Removes blobs, and the note of the champion before this one if it names one of them."""
+
+        def erase(client: Any) -> None:
+            before = self._as_champion(client.get(self._previous))
+            with client.pipeline(transaction=True) as batch:
+                for digest in hashes:
+                    batch.delete(self._blob + digest)
+                    batch.zrem(self._blobs, digest)
+                if before is not None and before.blob in hashes:
+                    batch.delete(self._previous)
+                batch.execute()
+
+        if hashes:
+            self._link.run(erase)
+
+    # Erasures
+
+    def ask_erasure(self, tenant: str, at: float) -> None:
+        """Asks the learner to erase a tenant; it waits here until there is one."""
+        self._write_erasure(tenant, {"asked_at": at, "receipt": None})
+
+    def erasures_asked(self) -> dict[str, float]:
+        """Tenants that are still to be erased, and when that was asked for (seconds since the epoch)."""
+        return {tenant: entry["asked_at"] for tenant, entry in self._read_erasures().items() if not entry["receipt"]}
+
+    def answer_erasure(self, tenant: str, receipt: Mapping[str, Any]) -> None:
+        self._write_erasure(tenant, {"asked_at": receipt["asked_at"], "receipt": dict(receipt)})
+
+    def erasure_receipt(self, tenant: str) -> dict[str, Any] | None:
+        """What the learner has done; None while it has not."""
+        entry = self._read_erasures().get(tenant)
+        return entry["receipt"] if entry else None
+
+    def _read_erasures(self) -> dict[str, Any]:
+        found: Any = self._link.run(lambda client: client.hgetall(self._erasures))
+        return {tenant.decode(): json.loads(text) for tenant, text in found.items()}
+
+    def _write_erasure(self, tenant: str, entry: Mapping[str, Any]) -> None:
+        text = json.dumps(entry)
+        self._making_room(lambda: self._link.run(lambda client: client.hset(self._erasures, tenant, text)))
 
     # Counters and heartbeats
 

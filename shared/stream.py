@@ -20,16 +20,17 @@ BLOCK_SLICE_MS = 500  # one blocking read; must stay below the socket timeout
 DEAD_KEEP = 256  # dead letters kept
 DEAD_BYTES = 65536  # of each
 
-# KEYS stream, meta. ARGV data, byte cap. The mean follows the record sizes over the last few dozen records; it is
-# kept on the server because all replicas trim the one stream.
+# KEYS stream, meta. ARGV data, byte cap, tenant, expiry. The mean follows the record sizes over the last few dozen
+# records; it is kept on the server because all replicas trim the one stream.
 _APPEND = """
 local size = #ARGV[1] + 64
 local mean = tonumber(redis.call('HGET', KEYS[2], 'mean_bytes') or size)
 mean = mean + (size - mean) / 32
 local keep = math.max(1, math.floor(tonumber(ARGV[2]) / math.max(mean, 1)))
-local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', keep, '*', 'd', ARGV[1])
+local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', keep, '*', 'd', ARGV[1], 't', ARGV[3], 'e', ARGV[4])
 redis.call('HSET', KEYS[2], 'mean_bytes', tostring(mean))
 redis.call('HINCRBY', KEYS[2], 'appended', 1)
+if tonumber(ARGV[4]) > 0 then redis.call('HINCRBY', KEYS[2], 'expiring', 1) end
 return id
 """
 
@@ -95,6 +96,60 @@ for i = 1, #info, 2 do
 end
 """
 
+# KEYS stream, meta, dead letters. ARGV id, reason, size, data. The letter belongs to whom the record belonged to.
+_BURY = """
+local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+local tenant, expiry = '', '0'
+for i = 1, #((entry and entry[2]) or {}), 2 do
+  if entry[2][i] == 't' then tenant = entry[2][i + 1] end
+  if entry[2][i] == 'e' then expiry = entry[2][i + 1] end
+end
+redis.call('XADD', KEYS[3], 'MAXLEN', ARGV[6], '*', 'id', ARGV[1], 'reason', ARGV[2], 'size', ARGV[3], 'data', ARGV[4],
+  't', tenant, 'e', expiry)
+redis.call('HINCRBY', KEYS[2], 'dead', 1)
+redis.call('XACK', KEYS[1], ARGV[5], ARGV[1])
+return 1
+"""
+
+# KEYS stream, meta. ARGV group, first id, page size, now, tenant. Removes the records of one page that have expired, or
+# that are the tenant's (without a name: nobody's but those). What was not delivered yet counts as delivered, so that
+# it is not taken for trimmed. Returns the id to go on behind, removed records, and how many of them nobody had read.
+_SWEEP = """
+local page = redis.call('XRANGE', KEYS[1], ARGV[2], '+', 'COUNT', ARGV[3])
+local delivered = ''
+for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
+  local facts = {}
+  for i = 1, #group, 2 do facts[group[i]] = group[i + 1] end
+  if facts['name'] == ARGV[1] then delivered = facts['last-delivered-id'] end
+end
+local function parts(id)
+  local ms, n = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms or 0), tonumber(n or 0)
+end
+local dms, dn = parts(delivered)
+local removed, unread = 0, 0
+for _, entry in ipairs(page) do
+  local tenant, expiry = '', '0'
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == 't' then tenant = entry[2][i + 1] end
+    if entry[2][i] == 'e' then expiry = entry[2][i + 1] end
+  end
+  local expired = tonumber(expiry) > 0 and tonumber(expiry) <= tonumber(ARGV[4])
+  -- A record that says nothing of its owner could be anybody's.
+  if expired or (ARGV[5] ~= '' and (tenant == ARGV[5] or tenant == '')) then
+    local ms, n = parts(entry[1])
+    removed = removed + 1
+    if delivered == '' or ms > dms or (ms == dms and n > dn) then unread = unread + 1
+    else redis.call('XACK', KEYS[1], ARGV[1], entry[1]) end
+    redis.call('XDEL', KEYS[1], entry[1])
+  end
+end
+if unread > 0 and KEYS[2] ~= '' then redis.call('HINCRBY', KEYS[2], 'delivered', unread) end
+return {#page > 0 and page[#page][1] or false, removed, unread}
+"""
+
+SWEEP_PAGE = 64  # records looked at in one script, which nobody else can interrupt
+
 Record = tuple[str, bytes]
 
 
@@ -122,10 +177,11 @@ class TraceStream:
         self._reclaim_at = 0.0  # monotonic seconds
         self._append, self._create = link.script(_APPEND), link.script(_CREATE)
         self._own, self._reclaim, self._new = link.script(_OWN), link.script(_RECLAIM), link.script(_NEW)
+        self._bury, self._sweep = link.script(_BURY), link.script(_SWEEP)
 
-    def append(self, data: bytes, *, max_bytes: int) -> str:
+    def append(self, data: bytes, *, max_bytes: int, tenant: str, expires_at: float) -> str:
         try:
-            return str(self._append(self._keys, [data, max_bytes]).decode())
+            return str(self._append(self._keys, [data, max_bytes, tenant, f"{expires_at:.3f}"]).decode())
         except ServerFull:
             self.trim_half()
             raise
@@ -185,16 +241,25 @@ class TraceStream:
             self._link.run(lambda client: client.xack(self._stream, GROUP, *ids))
 
     def dead_letter(self, id: str, data: bytes, reason: str) -> None:
-        letter = {"id": id, "reason": reason, "size": len(data), "data": data[:DEAD_BYTES]}
+        letter = [id, reason, len(data), data[:DEAD_BYTES], GROUP, DEAD_KEEP]
+        self._bury([*self._keys, self._dead], letter)
 
-        def bury(client: Any) -> None:
-            with client.pipeline(transaction=True) as batch:
-                batch.xadd(self._dead, letter, maxlen=DEAD_KEEP, approximate=False)
-                batch.hincrby(self._meta, "dead", 1)
-                batch.xack(self._stream, GROUP, id)
-                batch.execute()
+    def sweep(self, now: float, tenant: str = "") -> tuple[int, int]:
+        """Removes what has expired by `now` and, if one is named, all of the tenant's, dead letters included.
 
-        self._link.run(bury)
+        Returns (records removed, how many of them nobody had read).
+        """
+        removed = unread = 0
+        if not tenant and not self._link.run(lambda client: client.hexists(self._meta, "expiring")):
+            return 0, 0  # no record has ever had an end, and looking at them all costs the server time
+        for stream, meta in ((self._stream, self._meta), (self._dead, "")):
+            after: str | None = "-"
+            while after is not None:
+                found = self._sweep([stream, meta], [GROUP, after, SWEEP_PAGE, now, tenant])
+                after = f"({found[0].decode()}" if found[0] else None
+                removed += found[1]
+                unread += found[2] if meta else 0
+        return removed, unread
 
     def depth(self) -> StreamDepth:
         def look(client: Any) -> tuple[int, list[dict[str, Any]], dict[bytes, bytes]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shared.errors import TraceError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Kind(IntEnum):
@@ -102,6 +102,7 @@ class TraceRecord:
     rejected: NDArray[np.int32]  # [r, 2] (position, draft id)
     rejected_probs: NDArray[np.float32]  # [r] q of the rejected draft
     has_features: bool = False  # the replica hands the features over separately, under `id`
+    expires_at: float = 0.0  # seconds since the epoch; its tenant lets nobody keep it for longer. 0: no limit
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -129,6 +130,7 @@ _SCALARS: dict[str, type] = {
     "replica": str,
     "finished_at": float,
     "has_features": bool,
+    "expires_at": float,
 }
 
 
@@ -243,7 +245,9 @@ def _check_shapes(record: TraceRecord) -> None:
 
 
 def _check_values(record: TraceRecord) -> None:
-    """What a reader will index with must be in range."""
+    """What a reader will index with, or compare with, must be in range."""
+    if not 0 <= record.expires_at < np.inf:
+        raise TraceError(f"expires_at is {record.expires_at}")
     n, positions = len(record.output_ids), record.topk_positions
     for name in ("prompt_ids", "output_ids", "topk_ids"):
         if (getattr(record, name) < 0).any():

@@ -18,6 +18,7 @@ from serving.api.errors import response_to
 from shared.errors import RequestError
 from shared.keys import Key, WatchedKeys
 from shared.keys import Scope as KeyScope
+from shared.privacy import DEFAULT_TENANT
 
 OPEN = frozenset({"/healthz", "/readyz", "/openapi.json", "/dashboard"})
 SCOPE_BY_PREFIX: tuple[tuple[str, KeyScope], ...] = (
@@ -26,7 +27,6 @@ SCOPE_BY_PREFIX: tuple[tuple[str, KeyScope], ...] = (
     ("/dashboard/data", "metrics"),
     ("/admin", "admin"),
 )
-DEFAULT_TENANT = "default"
 
 # Only says in /openapi.json what the gate asks for.
 documented = Depends(HTTPBearer(auto_error=False, description="A key made by `redraft keys add`."))

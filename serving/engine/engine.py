@@ -59,6 +59,7 @@ class Tracing:
     topk: int
     position_share: float
     wants_features: Callable[[GenerationRequest], bool]
+    wants_trace: Callable[[GenerationRequest], bool] = lambda _request: True
 
 
 class Engine:
@@ -196,7 +197,7 @@ class Engine:
             self.end(sequence, "failed", message, "internal_error")
 
     def _recorder(self, request: GenerationRequest) -> Recorder | None:
-        if self._tracing is None:
+        if self._tracing is None or not self._tracing.wants_trace(request):
             return None
         features = bool(self.target.feature_layers) and self._tracing.wants_features(request)
         fingerprint = self.target.loaded.fingerprint
@@ -276,8 +277,9 @@ class Engine:
         outcomes = decide(candidates, logits) if candidates else []
         decided = {c.sequence.id: (c, outcome) for c, outcome in zip(candidates, outcomes, strict=True)}
         topk = None
-        if self._tracing is not None and candidates:
-            kept = [row for c, o in decided.values() for row in range(c.first, c.first + len(o.token_ids))]
+        recorded = [(c, o) for c, o in decided.values() if c.sequence.recorder is not None]
+        if self._tracing is not None and recorded:
+            kept = [row for c, o in recorded for row in range(c.first, c.first + len(o.token_ids))]
             topk = TopK.of(logits, self._tracing.topk, kept)
         first = 0
         for work in works:

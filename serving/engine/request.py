@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.errors import RequestError
+from shared.privacy import DEFAULT_TENANT
 from shared.trace import Sampling
 
 MOST_LOGPROBS = 20
@@ -45,7 +46,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     params: GenerationParams = field(default_factory=GenerationParams)
     domain: str = "default"
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
 
 
 def check_params(params: GenerationParams, token_count: int) -> None:

@@ -138,12 +138,42 @@ def test_what_is_learnt_from_traffic_is_proven_on_later_traffic(bench: Make, ser
     assert decision.alpha_candidate == pytest.approx(alpha, abs=0.06)
 
 
+def test_an_attempt_that_is_killed_is_repeated_on_the_same_requests_to_the_same_candidate(bench: Make) -> None:
+    whole, mine = bench(), bench()
+    wanted = whole.run()
+
+    def killed(doing: str, wait_ms: int) -> None:
+        mine.breathe(doing, wait_ms)
+        if "step 5 " in doing:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mine.run(breathe=killed)
+    trained = {row["ord"] for row in mine.database.rows("SELECT ord FROM ledger WHERE trained")}
+    mine.database.close()
+    mine.database = Database(mine.database.path)
+    mine.buffer = Buffer(mine.database, recent=2, reservoir=0)
+    mine.arrive(4)  # by now the buffer would have dropped all of it
+    again = mine.run()
+    assert (again.snapshot, again.requests, again.window) == (wanted.snapshot, wanted.requests, wanted.window)
+    assert {row["ord"] for row in mine.database.rows("SELECT ord FROM ledger WHERE trained")} == trained, (
+        "nothing twice"
+    )
+    for name, tensor in wanted.artifact.tensors.items():
+        assert torch.equal(again.artifact.tensors[name], tensor), name
+    assert mine.buffer.begun_attempt(1) is not None
+    mine.buffer.end_attempt()
+    mine.buffer._prune("chat")
+    assert mine.buffer.counts()["chat"]["train"] == 2, "what was held for it has gone"
+
+
 def test_the_manifest_says_where_the_candidate_comes_from(bench: Make) -> None:
     mine = bench()
     manifest = mine.run(number=3).artifact.manifest
     assert (manifest.version, manifest.kind, manifest.form, manifest.parent) == ("v3", "eagle3", "lora", "base")
     assert (manifest.base, manifest.target) == (mine.base.hash, mine.base.target)
     assert manifest.origin["attempt"] == 3
+    assert manifest.origin["tenants"] == ["default"], "whose requests it has learnt from"
     assert manifest.metrics["alpha_after"] > manifest.metrics["alpha_before"]
 
 

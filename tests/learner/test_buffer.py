@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from learner.buffer import DOMAINS, OTHER, PROBE_EVERY, PROBES, Arrival, Buffer, Measured, read_measurements
-from learner.database import Database
+from learner.database import Database, of_the_disk
 from shared.errors import ConfigError
 from shared.store import Store
 from shared.trace import Sampling, encode
@@ -257,12 +258,55 @@ def test_a_broken_file_is_set_aside_and_a_foreign_one_refused(tmp_path: Path) ->
         Database(path)
 
 
+@pytest.mark.parametrize("broken", ["the insert", "the commit"])
+def test_on_a_full_disk_nothing_is_half_kept_and_later_writes_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "buffer.sqlite"
+    database = Database(path)
+    buffer = buffer_of(database)
+    buffer.add([arrival(1)])
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    connection = database._connection
+
+    class FullAtCommit:
+        """A disk that is full when the log is to be written, as it mostly is noticed."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(connection, name)
+
+        def execute(self, sql: str, *values: object) -> object:
+            if sql == "COMMIT":
+                raise full
+            return connection.execute(sql, *values)
+
+    if broken == "the insert":
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    else:
+        monkeypatch.setattr(database, "_connection", FullAtCommit())
+    with pytest.raises(sqlite3.OperationalError) as failed:
+        buffer.add([arrival(number, outputs=400, prompt=400) for number in range(2, 9)])
+    assert of_the_disk(failed.value)
+    assert not of_the_disk(sqlite3.OperationalError("no such table: ledger"))
+    assert not connection.in_transaction, "or what comes later would join it, and be acknowledged unwritten"
+    assert buffer.newest() == 1
+    monkeypatch.setattr(database, "_connection", connection)
+    connection.execute("PRAGMA max_page_count = 1000000")
+    assert buffer.add([arrival(2)]) == 1
+    database.close()
+    again = Database(path)
+    assert [row["stream_id"] for row in again.rows("SELECT stream_id FROM ledger ORDER BY ord")] == ["1-0", "2-0"]
+    again.close()
+
+
 # Adds every record of the stream to the buffer, and is killed before the acknowledgement of the `stop`-th.
 _CHILD = """
 import os, signal, sys
 from pathlib import Path
 from learner.buffer import Arrival, Buffer
-from learner.database import Database
+from learner.database import Database, of_the_disk
 from shared.store import Store
 from shared.trace import decode
 from tests.learner.test_buffer import MEASURED

@@ -14,7 +14,7 @@ import pytest
 from learner.bank import DrafterBank
 from learner.base import Base, load_base
 from learner.buffer import Buffer, Measured, read_measurements
-from learner.consumer import BACKLOG, FEATURE_WAIT_S, WAITING, Consumer
+from learner.consumer import BACKLOG, EXPIRE_S, FEATURE_WAIT_S, WAITING, Consumer
 from learner.database import Database
 from learner.features import FeatureInbox, FrozenTarget
 from learner.measure import Measurer
@@ -137,7 +137,7 @@ def poison(record: TraceRecord) -> dict[str, bytes]:
         "a number": msgpack.packb(7),
         "cut off": whole[: len(whole) // 2],
         "no rounds": without("rounds"),
-        "another schema": whole.replace(b"schema\x02", b"schema\x09"),
+        "another schema": whole.replace(b"schema\x03", b"schema\x09"),
         "another target": of(target="0" * 64 + ":fp32"),
         "an unknown token": of(output_ids=np.where(np.arange(len(ids)) == 3, 10**6, ids)),
         "a negative token": of(prompt_ids=-record.prompt_ids - 1),
@@ -152,6 +152,7 @@ def poison(record: TraceRecord) -> dict[str, bytes]:
         ),
         "no probability": of(probs=np.full_like(record.probs, np.nan)),
         "an impossible top-k": of(topk_logprobs=np.full_like(record.topk_logprobs, 5.0)),
+        "an endless life": of(expires_at=float("inf")),
         "positions in disorder": of(topk_positions=record.topk_positions[::-1]),
         "an impossible temperature": of(sampling=Sampling(temperature=float("nan"))),
         "words for numbers": of(sampling=Sampling(top_k="many")),  # type: ignore[arg-type]
@@ -261,6 +262,36 @@ def test_a_record_that_never_had_features_is_computed_only_if_nobody_sends_any(
     assert bench.count("features_recomputed") == everything
     assert len(read_measurements(bench.database.path, 0)) == everything
     bench.database.close()
+
+
+def test_what_has_expired_is_forgotten_unread_and_goes_from_the_buffer_and_the_stream(
+    bench: Bench, served: list[Served]
+) -> None:
+    day = 86400.0
+    for number, item in enumerate(served[:8]):
+        bench.inbox.put(item.record.id, item.features)
+        life = (-day, day, 2 * day, None)[number % 4]
+        record = replace(item.record, expires_at=item.record.finished_at + life if life else 0.0)
+        bench.store.append_trace(
+            encode(record), max_bytes=MOST, expires_at=0.0 if number % 4 == 0 else record.expires_at
+        )
+    while bench.consumer.step(0):
+        pass
+    assert bench.count("traces_expired") == 2
+    assert bench.count("traces_stored") == 6
+    assert bench.inbox.rows == 0, "the features of what had expired are forgotten too"
+    assert bench.store.stream_depth().pending == 0
+    bench.consumer.now = lambda: served[0].record.finished_at + 1.5 * day
+    bench.clock.now += EXPIRE_S
+    with bench.buffer.pinned([1]):
+        bench.consumer.step(0)
+        assert bench.count("traces_expired_in_buffer") == 1, "what an attempt is using stays until its end"
+    bench.clock.now += EXPIRE_S
+    bench.consumer.step(0)
+    assert bench.count("traces_expired_in_buffer") == 2
+    assert sum(sum(roles.values()) for roles in bench.buffer.counts().values()) == 4
+    assert bench.buffer.newest() == 6, "the ledger keeps the sums"
+    assert bench.store.stream_depth().length == 6, "two more have left the stream"
 
 
 def test_a_second_delivery_is_recognised(

@@ -17,7 +17,7 @@ from learner.registry import CHAMPION, MODEL, PREVIOUS, AttemptEntry, Point, Reg
 from learner.shelf import Shelved
 from ops.local_mlflow import start_mlflow
 from ops.processes import Supervisor
-from shared.artifact import Artifact, Manifest, hash_blob, pack_blob
+from shared.artifact import Artifact, Manifest, hash_blob, open_blob, pack_blob
 from shared.config import Config, config_from_flat
 from shared.errors import ServiceDown
 
@@ -145,6 +145,44 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.05)
+
+
+def learnt(name: str, number: int, *tenants: str) -> Shelved:
+    shelved = version(name, number)
+    artifact = open_blob(shelved.blob)
+    blob = pack_blob(replace(artifact, manifest=replace(artifact.manifest, origin={"tenants": list(tenants)})))
+    return replace(shelved, blob=blob, blob_hash=hash_blob(blob))
+
+
+def test_an_erasure_deletes_the_versions_and_the_blobs_that_learnt_from_the_tenant(named: Config, client: Any) -> None:
+    registry = Registry(named, "session")
+    kept, gone, silent = learnt("v101", 1, "other"), learnt("v102", 2, "acme", "other"), version("v103", 3)
+    for entry in (kept, gone, silent):
+        registry.add_version(entry)
+    registry.set_aliases("v102", "v101")
+    found = {
+        entry.tags["redraft.version"]: entry
+        for entry in client.search_model_versions(f"name = '{MODEL}'")
+        if entry.tags.get("redraft.experiment") == named.mlflow.experiment
+    }
+    assert set(found) == {"v101", "v102", "v103"}
+    places = {
+        name: Path(
+            client.get_logged_model(entry.source.removeprefix("models:/")).artifact_location.removeprefix("file://")
+        )
+        for name, entry in found.items()
+    }
+    assert all(list(place.rglob("*.safetensors")) for place in places.values())
+    stranger = Registry(replace(named, mlflow=replace(named.mlflow, experiment="another installation")), "other")
+    stranger.add_version(learnt("v104", 1, "acme"))
+    for _ in range(2):  # a delivery may be repeated
+        registry.erase("acme")
+    left = {entry.tags["redraft.version"] for entry in client.search_model_versions(f"name = '{MODEL}'")}
+    assert {"v101", "v104"} <= left
+    assert not {"v102", "v103"} & left
+    assert [name for name, place in places.items() if list(place.rglob("*.safetensors"))] == ["v101"]
+    registry.set_aliases("v101", "base")
+    assert client.get_model_version_by_alias(MODEL, CHAMPION).tags["redraft.version"] == "v101"
 
 
 def _kill(pid: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from learner.lookout import LEAST_TOKENS, NEW_TOKENS, Lookout
-from learner.schedule import PATIENCE, REFUSALS, Progress, Situation, plan_attempt, tried_in_vain
+from learner.schedule import KILLS, PATIENCE, REFUSALS, REST, Progress, Situation, plan_attempt, tried_in_vain
 
 LEAST = 1000
 QUIET = Situation(fresh={"sql": LEAST}, drifted=(), lagging=(), last="refused", refusals=0, tried=("sql",))
@@ -53,6 +53,19 @@ def test_three_refusals_in_a_row_end_the_effort_until_another_domain_drifts_or_m
     assert plan_attempt(replace(stopped, fresh={"sql": PATIENCE * LEAST}), LEAST).attempt
 
 
+def test_where_nothing_is_gained_pauses_grow_until_learning_has_come_to_rest() -> None:
+    def pause(refusals: int) -> int:
+        """Tokens that an attempt without a drift waits for."""
+        stopped = replace(QUIET, last="refused", refusals=refusals, fresh={})
+        return next(n for n in range(2**20) if plan_attempt(replace(stopped, fresh={"sql": n * LEAST}), LEAST).attempt)
+
+    pauses = [pause(refusals) for refusals in range(REFUSALS, REFUSALS + 9)]
+    assert pauses[:7] == [PATIENCE * 2**n for n in range(7)]
+    assert set(pauses[6:]) == {PATIENCE * REST}, "and a change of the traffic that is no drift is noticed in the end"
+    drifted = replace(QUIET, last="refused", refusals=REFUSALS + 8, drifted=("german",), fresh={"german": LEAST})
+    assert plan_attempt(drifted, LEAST).attempt, "a drift of another domain does not wait"
+
+
 def test_only_tokens_of_the_domains_in_question_count() -> None:
     drifting = replace(QUIET, drifted=("sql",), fresh={"chat": 9 * LEAST, "sql": LEAST - 1})
     assert not plan_attempt(drifting, LEAST).attempt
@@ -71,18 +84,30 @@ def test_another_domain_begins_with_a_clean_slate() -> None:
     assert Progress.kept({**asdict(stuck), "tried": ["sql"]}) == stuck
 
 
-def test_progress_counts_refusals_in_a_row_and_an_interrupted_attempt_as_one() -> None:
+def test_progress_counts_refusals_in_a_row_and_makes_an_interrupted_attempt_again() -> None:
     once = Progress().begun().ended("refused", 10, "kept")
     assert (once.attempts, once.refusals, once.trained_to, once.running) == (1, 1, 10, False)
-    killed = once.begun().resumed()
-    assert (killed.refusals, killed.trained_to, killed.running) == (2, 10, False)
-    assert not tried_in_vain(killed)
-    assert tried_in_vain(killed.begun().ended("refused", 20, "kept"))
-    assert killed.resumed() == killed
+    killed = once.begun(("sql",)).resumed()
+    assert (killed.attempts, killed.refusals, killed.running) == (2, 0, True), "it is made again, and is the same one"
+    assert killed.begun(("german",)) == killed
+    assert killed.focus == ("sql",)
+    assert Progress.kept({**asdict(killed), "focus": ["sql"], "tried": ["sql"]}) == killed
+    for _ in range(KILLS - 2):
+        killed = killed.resumed()
+    given_up = killed.resumed()
+    assert (given_up.running, given_up.refusals, given_up.trained_to) == (False, 1, 10)
+    assert f"killed {KILLS} times" in given_up.decision
+    assert given_up.resumed() == given_up
+    assert given_up.begun(("sql",)).kills == 0
+    in_vain = given_up
+    for _ in range(REFUSALS - 1):
+        assert not tried_in_vain(in_vain)
+        in_vain = in_vain.begun(("sql",)).ended("refused", 20, "kept")
+    assert tried_in_vain(in_vain)
     open_still = once.begun().ended("undecided", 20, "kept: nobody came")
     assert (open_still.refusals, open_still.last, open_still.trained_to) == (1, "undecided", 20)
-    promoted = killed.begun().ended("promoted", 30, "promoted")
-    assert (promoted.promotions, promoted.refusals, promoted.attempts) == (1, 0, 3)
+    promoted = once.begun().ended("promoted", 30, "promoted")
+    assert (promoted.promotions, promoted.refusals, promoted.attempts) == (1, 0, 2)
     assert not tried_in_vain(promoted)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from ops import cli
 from shared.keys import read_keys
+from shared.privacy import Policy
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +49,18 @@ def test_up_refuses_the_world_without_keys_before_anything_starts(
     assert "redraft keys add" in said
     assert list(home.iterdir()) == []
     assert cli.run(["up", "--host", "0.0.0.0", "--set", "serve.auth=off"]) == cli.REFUSED
+
+
+def test_a_tenants_policy_is_set_changed_listed_and_taken_back(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["keys", "policy", "acme", "--traces", "off"]) == cli.REFUSED, "no keys, no tenants"
+    assert cli.run(["keys", "add", "web", "--tenant", "acme"]) == 0
+    assert cli.run(["keys", "policy", "acme"]) == cli.REFUSED
+    assert cli.run(["keys", "policy", "acme", "--share", "2"]) == cli.REFUSED
+    assert cli.run(["keys", "policy", "acme", "--share", "0.25", "--keep-s", "3600"]) == 0
+    assert cli.run(["keys", "policy", "acme", "--traces", "off"]) == 0
+    assert read_keys(home / "keys.json").policies == {"acme": Policy(traces=False, share=0.25, keep_s=3600.0)}
+    capsys.readouterr()
+    assert cli.run(["keys", "list"]) == 0
+    assert "acme: nothing leaves the replica" in capsys.readouterr().out
+    assert cli.run(["keys", "policy", "acme", "--default"]) == 0
+    assert read_keys(home / "keys.json").policies == {}

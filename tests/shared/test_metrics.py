@@ -37,6 +37,9 @@ LEARNER = {
         "decisions.refused": 3.0,
         "traces_stored": 8.0,
         "traces_dead": 1.0,
+        "traces_expired": 6.0,
+        "disk_failures": 2.0,
+        "replicas_late": 7.0,
         "attempts_failed": 1.0,
         "features_recomputed": 5.0,
     },
@@ -100,5 +103,8 @@ def test_the_learner_says_what_became_of_attempts_and_traces() -> None:
     found = {(sample.metric.name, sample.label): sample.value for sample in learner_samples(LEARNER)}
     assert found["redraft_gate_decisions_total", "refused"] == 3.0
     assert found["redraft_learner_traces_total", "dead"] == 1.0
+    assert found["redraft_learner_traces_total", "expired"] == 6.0
+    assert found["redraft_learner_failures_total", "disk"] == 2.0
+    assert found["redraft_replicas_late_total", ""] == 7.0
     assert found["redraft_learner_heartbeat_timestamp_seconds", ""] == 1000.5
     assert list(learner_samples({})) == []
