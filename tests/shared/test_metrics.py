@@ -37,6 +37,7 @@ LEARNER = {
         "decisions.refused": 3.0,
         "traces_stored": 8.0,
         "traces_dead": 1.0,
+        "replicas_late": 1.0,
         "attempts_failed": 1.0,
         "features_recomputed": 5.0,
     },
