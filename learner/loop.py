@@ -24,7 +24,7 @@ from learner.journal import Journal
 from learner.parts import Parts, assemble, buffer_file
 from learner.registry import Registry
 from learner.report import attempt_entry, version_facts, window_values
-from learner.schedule import Outcome, Plan, plan_attempt, tried_in_vain
+from learner.schedule import Plan, plan_attempt, tried_in_vain
 from learner.windows import WindowMeter
 from shared.config import Config
 from shared.counters import Counters
@@ -209,8 +209,7 @@ class LearnerLoop:
         self._conclude(parts, attempt, champion, plan.reason)
 
     def _conclude(self, parts: Parts, attempt: Attempt, champion: Champion, why: str) -> None:
-        outcome: Outcome = "undecided" if attempt.undecided else "promoted" if attempt.decision.promote else "refused"
-        reason = attempt.decision.reason
+        outcome, reason = attempt.outcome, attempt.decision.reason
         if parts.rollout.champion.number != champion.number:
             outcome, reason = "undecided", "kept: the champion has changed during the attempt"
         if outcome == "promoted":
