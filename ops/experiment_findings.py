@@ -81,8 +81,7 @@ def recovery(
         for w in (np.ones((1, n)), weights)
     )
     low, high = np.quantile(drawn, [0.025, 0.975], method="inverted_cdf")
-    tokens, least, most = (None if np.isinf(value) else float(value) for value in (found[0], low, high))
-    return Recovery(tokens, least, most, window)
+    return Recovery(_reached(found[0]), _reached(low), _reached(high), window)
 
 
 def memory(versions: Mapping[str, Floats], last: str, seed: int) -> Memory:
@@ -99,6 +98,10 @@ def memory(versions: Mapping[str, Floats], last: str, seed: int) -> Memory:
         best[halves != half] = versions[name][halves != half]
     lost = Draws([len(end)], seed).ratio([best[:, 0] - end[:, 0]], [end[:, 1]], [0])
     return Memory(float(_over(*best.sum(0))), float(_over(*end.sum(0))), lost, len(end))
+
+
+def _reached(tokens: float) -> float | None:
+    return None if np.isinf(tokens) else float(tokens)
 
 
 def _first(over: Floats, under: Floats, reached: Floats) -> Floats:  # [r, runs] -> [r]
