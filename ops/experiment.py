@@ -34,14 +34,16 @@ def main(arguments: Namespace) -> int:
     base = _base(settings)
     began = time.monotonic()
     traffic = prepare(settings, base)
+    answered = time.monotonic()
     said = ", ".join(f"{domain.name} {len(domain.stream)}" for domain in traffic.domains)
     console.print(
         f"{sum(traffic.tokens):,} tokens in {len(traffic.tokens)} records ({said}) after "
-        f"{time.monotonic() - began:.0f} s, in {settings.data}"
+        f"{answered - began:.0f} s, in {settings.data}"
     )
     run = ArmRun(settings, base, traffic, console)
     run()
-    found = report(settings, traffic, run.results)
+    seconds = {"traffic": answered - began, "arms": time.monotonic() - answered}
+    found = report(settings, traffic, run.results, seconds)
     show(found, console)
     draw(settings.png, traffic, run.results, f"{settings.config.target.model}: {said.replace(', ', ' → ')} records")
     written = [str(settings.png)]

@@ -25,9 +25,11 @@ _METHOD = (
 )
 
 
-def report(settings: ExperimentSettings, traffic: Traffic, results: Mapping[str, ArmResult]) -> dict[str, Any]:
-    """The JSON object."""
-    told = about(settings.to_dict())
+def report(
+    settings: ExperimentSettings, traffic: Traffic, results: Mapping[str, ArmResult], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The JSON object. `seconds` are those of this run, in which some of it may have been on disk already."""
+    told = {**about(settings.to_dict()), "seconds": dict(seconds)}
     sums = _Sums(traffic, results, settings.seed)
     online = {name: result for name, result in results.items() if ARMS[name].kind == "online"}
     found: dict[str, Any] = {
