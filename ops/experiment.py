@@ -40,12 +40,11 @@ def main(arguments: Namespace) -> int:
         f"{sum(traffic.tokens):,} tokens in {len(traffic.tokens)} records ({said}) after "
         f"{answered - began:.0f} s, in {settings.data}"
     )
-    run = ArmRun(settings, base, traffic, console)
-    run()
+    results = ArmRun(settings, base, traffic, console)()
     seconds = {"traffic": answered - began, "arms": time.monotonic() - answered}
-    found = report(settings, traffic, run.results, seconds)
+    found = report(settings, traffic, results, seconds)
     show(found, console)
-    draw(settings.png, traffic, run.results, f"{settings.config.target.model}: {said.replace(', ', ' → ')} records")
+    draw(settings.png, traffic, results, f"{settings.config.target.model}: {said.replace(', ', ' → ')} records")
     written = [str(settings.png)]
     if settings.json is not None:
         write_json(settings.json, found)

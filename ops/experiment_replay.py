@@ -29,7 +29,7 @@ from learner.unroll import Drafter
 from ops.experiment_arms import Arm
 from ops.experiment_offline import Say, judge_all
 from ops.experiment_result import ArmResult, AttemptFacts, Version
-from shared.artifact import Artifact
+from shared.artifact import Artifact, open_blob, pack_blob
 from shared.config import Config
 from shared.trace import encode
 
@@ -41,7 +41,7 @@ class _TrafficEnded(Exception):
 
 
 class Replay:
-    """`static` is what the base earns on each record of `stream`; `apart` are other records by domain."""
+    """`static` is what the base earns on each record of `stream`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Replay:
         served_per_s: float,
         learnt_per_s: float,
         full_learning_rate: float,
-        file: Path,  # of the learner's database, which is not there yet
+        folder: Path,  # empty; for the learner's database and every version that served, as long as this is in use
         say: Say,
     ) -> None:
         self._arm, self._config, self._base = arm, _config_of(arm, config, full_learning_rate), base
@@ -65,15 +65,15 @@ class Replay:
         self._now, self._arrived = 0.0, 0
         self._waiting: list[int] = []  # arrived and not judged yet
         self._judged: list[Judged] = []
-        self._artifacts: dict[str, Artifact] = {}
+        self._folder = folder
         self._versions = [Version(BASE_VERSION, 0)]
         self._attempts: list[AttemptFacts] = []
         self._seconds = {"judging": 0.0, "attempts": 0.0}
         learner = self._config.learner
-        database = Database(file)
+        database = Database(folder / "buffer.sqlite")
         buffer = Buffer(database, recent=learner.buffer_recent, reservoir=learner.buffer_reservoir)
         self._standing = Standing(database, buffer, Lookout(), Progress())
-        self._bank = DrafterBank(base, self._artifacts.get)
+        self._bank = DrafterBank(base, self._artifact)
         self._runner = AttemptRunner(
             self._config,
             base,
@@ -88,7 +88,7 @@ class Replay:
             while self._arrived < len(self._stream):
                 self._wait_for(AT_ONCE)
                 plan = plan_attempt(self._standing.situation(), self._config.learner.min_fresh_tokens)
-                if plan.attempt:
+                if plan.attempt and self._arrived < len(self._stream):
                     self._attempt(plan)
         except _TrafficEnded:
             pass
@@ -164,7 +164,7 @@ class Replay:
                 focus=plan.focus or tuple(standing.buffer.fresh_tokens(progress.trained_to)),
                 name=f"v{progress.promotions + 1}",
                 parent=self._champion,
-                parent_artifact=self._artifacts.get(self._champion),
+                parent_artifact=self._artifact(self._champion),
                 breathe=self._breathe,
             )
         finally:
@@ -178,7 +178,7 @@ class Replay:
         outcome = attempt.outcome if self._arm.gate else "promoted"
         if outcome == "promoted":
             version = attempt.artifact.manifest.version
-            self._artifacts[version] = attempt.artifact
+            (self._folder / version).write_bytes(pack_blob(attempt.artifact))
             self._versions.append(Version(version, self._arrived))
         reason = attempt.decision.reason if self._arm.gate else f"no gate, which says: {attempt.decision.reason}"
         standing.keep(standing.progress.ended(outcome, attempt.snapshot, reason))
@@ -195,6 +195,11 @@ class Replay:
                 tokens=attempt.report.tokens,
             )
         )
+
+    def _artifact(self, version: str) -> Artifact | None:
+        """None for the base."""
+        path = self._folder / version
+        return open_blob(path.read_bytes()) if path.exists() else None
 
     @property
     def _champion(self) -> str:

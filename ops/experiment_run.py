@@ -36,32 +36,38 @@ class ArmRun:
     def __init__(self, settings: ExperimentSettings, base: Base, traffic: Traffic, console: Console) -> None:
         self._settings, self._base, self._traffic, self._console = settings, base, traffic, console
         self._shelf = ArmShelf(settings.data / "arms")
-        self.results: dict[str, ArmResult] = {}
+        self._results: dict[str, ArmResult] = {}
 
-    def __call__(self) -> None:
-        """Fills `results`, arm by arm, so that what is finished survives an interruption."""
+    def __call__(self) -> dict[str, ArmResult]:
+        """By arm, in their order. Each is on disk as soon as it is finished, so that it survives an interruption."""
         for arm in self._settings.arms:
             kept = self._shelf.get(arm, self.key(arm))
             if kept is not None:
-                self.results[arm.name] = kept
+                self._results[arm.name] = kept
                 self._console.print(f"  {arm.name}: kept from an earlier run, {self._shelf.path(arm, self.key(arm))}")
-        todo = [arm for arm in self._settings.arms if arm.name not in self.results]
-        if not todo:
-            return
+        todo = [arm for arm in self._settings.arms if arm.name not in self._results]
+        if todo:
+            self._compute(todo)
+        return {arm.name: self._results[arm.name] for arm in self._settings.arms}
+
+    def _compute(self, todo: Sequence[Arm]) -> None:
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="redraft-experiment-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="work-", dir=self._settings.data)))
             workers = [self._worker(number, folder, stack) for number in range(min(self._settings.jobs, len(todo)))]
             speeds = workers[0].ask("speeds")
             self._console.print(_estimate(self._costs(todo, speeds), len(workers)))
-            first = [arm for arm in todo if arm.name == STATIC]
-            self._compute(first, workers[:1])
-            self._compute([arm for arm in todo if arm.name != STATIC], workers)
+            self._share_out([arm for arm in todo if arm.name == STATIC], workers[:1])
+            self._share_out([arm for arm in todo if arm.name != STATIC], workers)
 
     def key(self, arm: Arm) -> str:
         """Of everything that an arm's result depends on, but the code."""
         settings, config = self._settings, self._settings.config
-        depends: dict[str, Any] = {"arm": asdict(arm), "traffic": self._traffic.sha256, "base": self._base.hash}
-        depends["drafter"] = asdict(config.drafter)
+        depends: dict[str, Any] = {
+            "arm": {name: value for name, value in asdict(arm).items() if name != "meaning"},
+            "traffic": self._traffic.sha256,
+            "base": self._base.hash,
+            "drafter": asdict(config.drafter),
+        }
         if arm.kind != "static":
             depends |= {"learner": asdict(config.learner), "seed": settings.seed}
         if arm.kind == "offline":
@@ -84,24 +90,20 @@ class ArmRun:
                 **job,
                 "config": settings.config.to_dict(),
                 "data": str(settings.data),
+                "work": str(folder),
                 "traffic": self._traffic.to_dict(),
             },
         )
         return worker
 
-    def _compute(self, arms: Sequence[Arm], workers: Sequence[Worker]) -> None:
+    def _share_out(self, arms: Sequence[Arm], workers: Sequence[Worker]) -> None:
         """Longest first, so that no process is left alone with a long one at the end. Raises what an arm raised."""
         todo: queue.SimpleQueue[Arm] = queue.SimpleQueue()
         for arm in sorted(arms, key=lambda arm: (arm.kind == "online", arm.share), reverse=True):
             todo.put(arm)
         done: queue.SimpleQueue[ArmResult | BaseException] = queue.SimpleQueue()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[doing]}"),
-        )
-        with Progress(*columns, console=self._console, transient=True) as bars:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, TextColumn("{task.fields[doing]}"), console=self._console, transient=True) as bars:
             for worker in workers:
                 threading.Thread(target=self._work, args=(worker, todo, done, bars), daemon=True).start()
             for _ in arms:
@@ -127,7 +129,7 @@ class ArmRun:
             def hear(facts: Mapping[str, Any], bar: Any = bar) -> None:
                 bars.update(bar, completed=facts["done"], doing=facts["doing"])
 
-            static = self.results[STATIC].judged if arm.kind == "online" else ()
+            static = self._results[STATIC].judged if arm.kind == "online" else ()
             try:
                 answer = worker.ask("arm", hear=hear, arm=arm.name, static=[asdict(judged) for judged in static])
                 done.put(ArmResult.from_dict(answer["result"]))
@@ -140,7 +142,7 @@ class ArmRun:
     def _keep(self, result: ArmResult) -> None:
         arm = ARMS[result.arm]
         self._shelf.put(arm, self.key(arm), result)
-        self.results[arm.name] = result
+        self._results[arm.name] = result
         alpha = sum(j.first for j in result.judged) / max(sum(j.positions for j in result.judged), 1)
         parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.seconds.items())
         self._console.print(f"  {arm.name}: α {alpha:.3f} over {len(result.judged)} records ({parts})")

@@ -84,7 +84,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--full-learning-rate", type=float, default=5e-4, metavar="R", help="of online-full (default: %(default)g)"
     )
     who.add_argument(
-        "--served-per-s", type=float, default=75.0, metavar="N", help="tokens in simulated time (default: %(default)g)"
+        "--served-per-s", type=float, default=70.0, metavar="N", help="tokens in simulated time (default: %(default)g)"
     )
     who.add_argument(
         "--learnt-per-s", type=float, default=250.0, metavar="N", help="tokens in simulated time (default: %(default)g)"

@@ -1,7 +1,7 @@
 """A process that computes arms: `python -m ops.experiment_worker`, told what to do by `ops.tasks`.
 
 It loads the base and the traffic once and keeps them from one arm to the next. It writes nothing but the temporary
-database of the learner that it plays.
+files of the learner that it plays.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class _Worker:
             shares = (domain.apart[: max(round(arm.share * len(domain.apart)), 1)] for domain in self._traffic.domains)
             data = load(self._folder, list(chain.from_iterable(shares)))
             return run_offline(arm, config, base, self._stream, data, job["passes"], job["seed"], say)
-        with tempfile.TemporaryDirectory(prefix=f"{arm.name}-", dir=self._folder) as folder:
+        apart = {domain.name: load(self._folder, domain.apart[: job["look_back"]]) for domain in self._traffic.domains}
+        with tempfile.TemporaryDirectory(prefix=arm.name, dir=job["work"]) as folder:
             replay = Replay(
                 arm,
                 config,
@@ -77,12 +78,11 @@ class _Worker:
                 served_per_s=job["served_per_s"],
                 learnt_per_s=job["learnt_per_s"],
                 full_learning_rate=job["full_learning_rate"],
-                file=Path(folder) / "buffer.sqlite",
+                folder=Path(folder),
                 say=lambda done, doing: say(0.9 * done, doing),
             )
             result = replay.run()
-        apart = {domain.name: load(self._folder, domain.apart[: job["look_back"]]) for domain in self._traffic.domains}
-        return look_back(replay, result, config, base, apart, lambda done, doing: say(0.9 + 0.1 * done, doing))
+            return look_back(replay, result, config, base, apart, lambda done, doing: say(0.9 + 0.1 * done, doing))
 
 
 def main() -> None:

@@ -66,8 +66,8 @@ def replay_of(
 ) -> Callable[..., Replay]:
     def make(arm: str = "online", config: Config = serving.config, **changes: Any) -> Replay:
         pace = {"served_per_s": SERVED_PER_S, "learnt_per_s": LEARNT_PER_S, "full_learning_rate": 5e-3, **changes}
-        file = tmp_path_factory.mktemp("replay") / "buffer.sqlite"
-        return Replay(ARMS[arm], config, base, stream, static, file=file, say=lambda done, doing: None, **pace)
+        folder = tmp_path_factory.mktemp("replay")
+        return Replay(ARMS[arm], config, base, stream, static, folder=folder, say=lambda done, doing: None, **pace)
 
     return make
 
