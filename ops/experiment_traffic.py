@@ -18,7 +18,7 @@ from learner.base import Base
 from learner.example import Example
 from ops.corpus import Corpus
 from ops.distill_data import chat_ids, generate
-from ops.experiment_settings import ExperimentSettings
+from ops.experiment_settings import LEAST_RECORDS, ExperimentSettings
 from ops.prompt_sets import expand, load_prompts, prompt_set
 from ops.traffic_file import read_traffic
 from serving.engine.request import GenerationParams, GenerationRequest
@@ -93,6 +93,9 @@ def prompts_of(settings: ExperimentSettings, base: Base) -> list[DomainPrompts]:
             named[prompt.id] = prompt  # a prompt that comes twice is sent once
         prompts = list(named.values())
         count = min(settings.records, len(prompts) // 2) if settings.traffic else settings.records
+        if count < LEAST_RECORDS:
+            remedy = f"Give {2 * LEAST_RECORDS} or more, half of which are kept apart, or leave {name} out."
+            raise ConfigError("--traffic", f"has {len(prompts)} different prompts of {name}", remedy)
         found.append(DomainPrompts(name, *_split(prompts, count, whole=settings.traffic is None)))
     return found
 

@@ -44,15 +44,25 @@ def test_an_answer_is_named_by_all_that_it_depends_on() -> None:
     assert not {prompt.id for prompt in longer.stream} & {prompt.id for prompt in first.stream}
 
 
+def written(path: Path, rows: int) -> str:
+    """Two of three rows are of domain a."""
+    lines = [json.dumps({"domain": "ab"[i % 3 == 2], "prompt": f"{i}"}) for i in range(rows)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
 def test_a_file_keeps_its_order_and_every_second_row_apart(tmp_path: Path) -> None:
-    rows = [{"domain": "ab"[i % 3 == 2], "prompt": f"{i}"} for i in range(30)]
-    file = tmp_path / "mine.jsonl"
-    file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    first, second = prompts_of(settings("--traffic", str(file), "--scale", "0.004"), BASE)
-    said = {prompt.messages[0]["content"] for prompt in first.stream}
+    file = written(tmp_path / "mine.jsonl", 60)
+    first, second = prompts_of(settings("--traffic", file, "--scale", "0.006"), BASE)
+    said = [int(prompt.messages[0]["content"]) for prompt in first.stream]
     assert (first.name, second.name) == ("a", "b")
-    assert said == {"0", "3", "6", "9", "12", "15", "18", "21"}  # eight of the twenty
-    assert (len(second.stream), len(second.apart)) == (5, 5)
+    assert said == [3 * i for i in range(12)]  # of a's 0, 1, 3, 4, 6, 7, ... every second one
+    assert (len(first.apart), len(second.stream), len(second.apart)) == (12, 10, 10)
+
+
+def test_a_domain_of_too_few_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--traffic: has 10 different prompts of b"):
+        prompts_of(settings("--traffic", written(tmp_path / "mine.jsonl", 30)), BASE)
 
 
 @pytest.mark.parametrize(
