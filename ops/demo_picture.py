@@ -102,8 +102,8 @@ def draw(
     for label in (*above, *below):
         label.set_in_layout(False)  # they make room for each other, not the frame for them
     figure.tight_layout()
-    _part(axes, above, -1)
-    _part(axes, below, 1)
+    part(axes, above, -1)
+    part(axes, below, 1)
     figure.savefig(path)
     pyplot.close(figure)
 
@@ -168,7 +168,7 @@ def mark_swaps(axes: Any, swaps: Sequence[Swap]) -> list[Any]:
     return labels
 
 
-def _part(axes: Any, labels: Sequence[Any], direction: int) -> None:
+def part(axes: Any, labels: Sequence[Any], direction: int) -> None:
     """Moves each label up (1) or down (-1) until it covers none before it, and into the frame where it sticks out."""
     from matplotlib.transforms import Affine2D
 

@@ -6,10 +6,11 @@ Lines are moving averages within one domain, never across a boundary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ops.demo_picture import INK, Stretch, Swap, mark_swaps, shade, smooth
+from ops.demo_picture import INK, Stretch, Swap, mark_swaps, part, shade, smooth
 from ops.experiment_arms import ONLINE, STATIC
 from ops.experiment_result import ArmResult
 from ops.experiment_traffic import Traffic
@@ -38,13 +39,13 @@ def draw(path: Path, traffic: Traffic, results: Mapping[str, ArmResult], title: 
     if variants:
         panels.append([STATIC, *(name for name in results if name.startswith(ONLINE))])
     figure, rows = pyplot.subplots(len(panels), 1, figsize=(10, 4.2 * len(panels)), dpi=160, squeeze=False)
-    stretches = _stretches(traffic)
+    stretches, above, below = _stretches(traffic), list[list[Any]](), list[Any]()
     for axes, names in zip(rows[:, 0], panels, strict=True):
         seen = [level for name in names for level in _line(axes, results[name], stretches)]
         room = max(max(seen) - min(seen), 0.1)
         axes.set_ylim(max(0.0, min(seen) - 0.2 * room), max(seen) + 0.3 * room)
         axes.set_xlim(0, stretches[-1].end)
-        shade(axes, stretches)
+        above.append(shade(axes, stretches))
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, labelcolor=INK)
         axes.set_ylabel("α", color=INK)
         axes.spines[["top", "right"]].set_visible(False)
@@ -52,10 +53,15 @@ def draw(path: Path, traffic: Traffic, results: Mapping[str, ArmResult], title: 
         axes.set_axisbelow(True)
     if ONLINE in results:
         served = [Swap(version.name, version.record) for version in results[ONLINE].versions[1:]]
-        mark_swaps(rows[0, 0], served)
+        below = mark_swaps(rows[0, 0], served)
     rows[0, 0].set_title(title, loc="left", fontsize=11, color=INK, pad=10)
     rows[-1, 0].set_xlabel("records", color=INK)
+    for label in chain(below, *above):
+        label.set_in_layout(False)  # they make room for each other, not the frame for them
     figure.tight_layout()
+    for axes, labels in zip(rows[:, 0], above, strict=True):
+        part(axes, labels, -1)
+    part(rows[0, 0], below, 1)
     figure.savefig(path)
     pyplot.close(figure)
 
