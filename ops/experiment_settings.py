@@ -10,7 +10,7 @@ from typing import Any
 
 from ops.demo_files import require_writable
 from ops.experiment_arms import ARMS, GROUPS, Arm, chosen_arms
-from ops.settings import FLAGS, read_settings
+from ops.settings import FLAGS, help_of, read_settings
 from shared.config import Config
 from shared.errors import ConfigError
 
@@ -56,8 +56,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration; repeatable"
     )
-    parser.add_argument("--target", metavar="X", help=f"{FLAGS['target'][1]} (target.model)")
-    parser.add_argument("--drafter", metavar="X", help="head that every arm starts from (drafter.model)")
+    parser.add_argument("--target", metavar="X", help=help_of("target"))
+    parser.add_argument(
+        "--drafter", metavar="X", help="head that every arm starts from (drafter.model; default: the shipped one)"
+    )
     what = parser.add_argument_group("the traffic")
     what.add_argument(
         "--scale", type=float, default=1.0, metavar="S", help=f"of {RECORDS} records a domain (default: %(default)g)"
@@ -78,7 +80,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=3.0,
         metavar="N",
-        help="of an offline drafter over its data (%(default)g)",
+        help="of an offline drafter over its data (default: %(default)g)",
     )
     who.add_argument(
         "--full-learning-rate", type=float, default=5e-4, metavar="R", help="of online-full (default: %(default)g)"
