@@ -6,7 +6,7 @@ measured and promoted for one base says nothing about another.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from learner.attempt import AttemptRunner, Prepare
@@ -19,23 +19,21 @@ from learner.features import FeatureInbox, FrozenTarget
 from learner.fleet import Fleet
 from learner.journal import Journal
 from learner.lookout import HISTORY, Lookout
-from learner.measure import Measurer
+from learner.measure import Measurer, gamma_of
 from learner.release import Releases
 from learner.rollout import Rollout
-from learner.schedule import Progress, Situation
+from learner.schedule import Progress
 from learner.shelf import Shelf
+from learner.standing import PROGRESS, SETTLED, Standing
 from shared.config import Config
 from shared.store import Store
 
-_PROGRESS, _SETTLED = "progress", "settled"
 HEARTBEATS_S = 3.0  # until a replica's new version is in its heartbeat and that has been read
 
 
 @dataclass
-class Parts:
+class Parts(Standing):
     base: Base
-    database: Database
-    buffer: Buffer
     shelf: Shelf
     measurer: Measurer
     consumer: Consumer
@@ -43,31 +41,6 @@ class Parts:
     rollout: Rollout
     fleet: Fleet
     releases: Releases
-    lookout: Lookout
-    progress: Progress
-
-    def situation(self) -> Situation:
-        fresh = self.buffer.fresh_tokens(self.progress.trained_to)
-        return Situation(
-            fresh=fresh,
-            drifted=tuple(domain for domain in self.lookout.drifted() if domain in fresh),
-            lagging=tuple(domain for domain in self.lookout.lagging() if domain in fresh),
-            last=self.progress.last,
-            refusals=self.progress.refusals,
-            tried=self.progress.tried,
-        )
-
-    def keep(self, progress: Progress) -> None:
-        self.progress = progress
-        self.database.keep_state(_PROGRESS, asdict(progress))
-
-    def settle(self) -> None:
-        """What has drifted is the normal from now on."""
-        settled: dict[str, int] = self.database.state(_SETTLED) or {}
-        for domain in self.lookout.drifted():
-            self.lookout.settle(domain)
-            settled[domain] = self.buffer.newest()
-        self.database.keep_state(_SETTLED, settled)
 
 
 def buffer_file(home: Path, base: Base) -> Path:
@@ -79,13 +52,12 @@ def assemble(
 ) -> Parts:
     """Opens the buffer where it was left. Raises ConfigError for one of another release."""
     database = Database(buffer_file(config.home_path, base))
-    learner, drafter = config.learner, config.drafter
+    learner = config.learner
     buffer = Buffer(database, recent=learner.buffer_recent, reservoir=learner.buffer_reservoir)
     shelf = Shelf(database, base)
     bank = DrafterBank(base, shelf.artifact)
-    gamma = drafter.gamma if isinstance(drafter.gamma, int) and drafter.gamma else max(drafter.gamma_max, 1)
-    measurer = Measurer(base, bank, gamma=gamma, champion=lambda: shelf.champion.version)
-    lookout = Lookout.rebuild(buffer.history(HISTORY), database.state(_SETTLED) or {})
+    measurer = Measurer(base, bank, gamma=gamma_of(config.drafter), champion=lambda: shelf.champion.version)
+    lookout = Lookout.rebuild(buffer.history(HISTORY), database.state(SETTLED) or {})
 
     def watch(domain: str, measured: Measured) -> None:
         lookout.update(domain, measured.live_sum, measured.positions)
@@ -101,7 +73,7 @@ def assemble(
         listener=watch,
     )
     rollout = Rollout(base, store, shelf, journal)
-    fleet = Fleet(past_tokens=config.rollout.watch_tokens, grace_s=drafter.swap_poll_s + HEARTBEATS_S)
+    fleet = Fleet(past_tokens=config.rollout.watch_tokens, grace_s=config.drafter.swap_poll_s + HEARTBEATS_S)
     parts = Parts(
         base=base,
         database=database,
@@ -116,7 +88,7 @@ def assemble(
             base, rollout, shelf, fleet, database=database, store=store, journal=journal, config=config.rollout
         ),
         lookout=lookout,
-        progress=Progress.kept(database.state(_PROGRESS) or {}),
+        progress=Progress.kept(database.state(PROGRESS) or {}),
     )
     parts.keep(parts.progress.resumed())
     return parts
