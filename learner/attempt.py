@@ -20,13 +20,13 @@ from learner.evaluator import Judged
 from learner.example import Example
 from learner.gate import Decision, Gate, Pair
 from learner.lineage import origin_of
-from learner.lora import LoraSettings, add_lora, export_lora
 from learner.measure import judge_each
+from learner.schedule import Outcome
 from learner.trainer import TrainReport, TrainSettings, bf16_pays, train
+from learner.tuning import LoraTuning, Tuning
 from learner.unroll import Drafter
 from shared.artifact import Artifact, Manifest
-from shared.config import Config
-from shared.errors import ArtifactError
+from shared.config import Config, LearnerConfig
 
 EPOCHS = 4.0  # most passes over the sample, when it holds less than learner.attempt_tokens
 JUDGED = 8  # times gate.min_requests: most fresh requests that are judged
@@ -54,6 +54,11 @@ class Attempt:
     started_at: float
     ended_at: float
 
+    @property
+    def outcome(self) -> Outcome:
+        """By the gate alone."""
+        return "undecided" if self.undecided else "promoted" if self.decision.promote else "refused"
+
 
 class AttemptRunner:
     """Belongs to the loop's thread, as the buffer does."""
@@ -68,10 +73,12 @@ class AttemptRunner:
         round_s: Callable[[], Sequence[float]] = tuple,
         prepare: Prepare = lambda examples: examples,
         clock: Callable[[], float] = time.monotonic,
+        tuning: Tuning | None = None,  # None: an adapter, as the configuration says
     ) -> None:
         """`round_s` gives the seconds of a round by gamma, as replicas measure them now; empty: not known."""
         self._config, self._base, self._buffer, self._bank = config, base, buffer, bank
         self._round_s, self._prepare, self._clock = round_s, prepare, clock
+        self._tuning = tuning or LoraTuning(config.learner)
         self._probes: dict[tuple[str, int], Judged] = {}  # by version and order
 
     def run(
@@ -103,7 +110,7 @@ class AttemptRunner:
         with ExitStack() as pins:
             self._buffer.begin_attempt(number, orders, snapshot)
             lineage = origin_of(parent_artifact, self._buffer.tenants(orders))
-            candidate, settings = self._candidate(number, parent_artifact)
+            candidate = self._tuning.candidate(self._base, parent_artifact, seed=number)
             report = self._train(candidate, orders, number, breathe)
             fresh = self._wait(snapshot, breathe)
             pins.enter_context(self._buffer.pinned(fresh))
@@ -129,7 +136,7 @@ class AttemptRunner:
             number=number,
             focus=tuple(focus),
             parent=parent,
-            artifact=export_lora(candidate, settings, manifest),
+            artifact=self._tuning.export(candidate, manifest),
             report=report,
             decision=decision,
             undecided=decision.requests < self._config.gate.min_requests,
@@ -140,36 +147,14 @@ class AttemptRunner:
             ended_at=time.time(),
         )
 
-    def _candidate(self, number: int, parent: Artifact | None) -> tuple[Drafter, LoraSettings]:
-        """A trainable copy that computes what the parent does. Raises ConfigError for unknown learner.lora_targets."""
-        learner = self._config.learner
-        settings = LoraSettings(learner.lora_rank, learner.lora_alpha, learner.lora_targets, seed=number)
-        drafter = self._base.copy()
-        try:
-            add_lora(drafter, settings, parent)
-        except ArtifactError:
-            # The settings have changed since: a parent of another shape cannot be continued, the base always can.
-            drafter = self._base.copy()
-            add_lora(drafter, settings)
-        return drafter, settings
-
     def _train(self, candidate: Drafter, orders: Sequence[int], number: int, breathe: Breathe) -> TrainReport:
         learner = self._config.learner
         tokens = self._buffer.tokens(orders)
-        settings = TrainSettings(
-            learning_rate=learner.learning_rate,
-            batch_tokens=learner.batch_tokens,
-            epochs=min(EPOCHS, learner.attempt_tokens / max(tokens, 1)),
-            loss=learner.loss,
-            ttt_steps=learner.ttt_steps,
-            rejected_weight=learner.rejected_weight,
-            bf16=bf16_pays(next(candidate.parameters()).device),
-            seed=number,
-        )
+        epochs = min(EPOCHS, learner.attempt_tokens / max(tokens, 1))
         return train(
             candidate,
             self._prepare(_Lazily(self._buffer, orders)),
-            settings=settings,
+            settings=train_settings(learner, candidate, epochs=epochs, seed=number),
             progress=lambda p: breathe(f"training, step {p.step} of {p.steps}", 0),
         )
 
@@ -239,6 +224,19 @@ class AttemptRunner:
         module = self._bank.get(version)
         assert module is not None, "the champion is on the shelf"
         return module
+
+
+def train_settings(learner: LearnerConfig, candidate: Drafter, *, epochs: float, seed: int) -> TrainSettings:
+    return TrainSettings(
+        learning_rate=learner.learning_rate,
+        batch_tokens=learner.batch_tokens,
+        epochs=epochs,
+        loss=learner.loss,
+        ttt_steps=learner.ttt_steps,
+        rejected_weight=learner.rejected_weight,
+        bf16=bf16_pays(next(candidate.parameters()).device),
+        seed=seed,
+    )
 
 
 class _Lazily(Sequence[Example]):

@@ -1,6 +1,6 @@
-"""Drafter versions as modules that can be judged: the base with one adapter merged, the last few kept.
+"""Drafter versions as modules that can be judged: the base with one artifact installed, the last few kept.
 
-A version that nobody has the adapter of any more is told apart from the base, never mistaken for it. It knows nothing
+A version that nobody has the artifact of any more is told apart from the base, never mistaken for it. It knows nothing
 of who serves which version.
 """
 
@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 from learner.base import BASE_VERSION, Base
+from learner.tuning import install
 from learner.unroll import Drafter
 from shared.artifact import Artifact
 from shared.errors import ArtifactError
-from shared.models.lora import merge_lora
 
 KEPT = 3  # modules beside the base
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class DrafterBank:
-    """`find` gives the adapter of a version, or None."""
+    """`find` gives the artifact of a version, or None."""
 
     def __init__(self, base: Base, find: Callable[[str], Artifact | None], *, kept: int = KEPT) -> None:
         self._base, self._find, self._kept = base, find, kept
@@ -44,9 +44,9 @@ class DrafterBank:
             return None
         module = self._base.copy()
         try:
-            merge_lora(module, artifact)
+            install(module, artifact)
         except ArtifactError as error:
-            log.error("version %s cannot be merged: %s", version, error)
+            log.error("version %s cannot be installed: %s", version, error)
             return None
         self._modules[version] = module
         while len(self._modules) > self._kept:

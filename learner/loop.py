@@ -254,8 +254,7 @@ class LearnerLoop:
         self._conclude(parts, attempt, champion, plan.reason)
 
     def _conclude(self, parts: Parts, attempt: Attempt, champion: Champion, why: str) -> None:
-        outcome: Outcome = "undecided" if attempt.undecided else "promoted" if attempt.decision.promote else "refused"
-        reason = attempt.decision.reason
+        outcome, reason = attempt.outcome, attempt.decision.reason
         barred = parts.releases.barred()
         if parts.releases.leading.number != champion.number:
             outcome, reason = "undecided", f"kept: {champion.version} was replaced during the attempt"

@@ -15,6 +15,7 @@ from learner.buffer import Measured
 from learner.evaluator import Judged, judge
 from learner.example import Example
 from learner.unroll import Drafter
+from shared.config import DrafterConfig
 from shared.trace import TraceRecord
 
 
@@ -41,7 +42,7 @@ class Measurer:
             for i, found in zip(mine, judged, strict=True):
                 live[i] = found
         return [
-            _measured(example.record, version, gamma, mine, theirs)
+            measured_as(example.record, version, gamma, mine, theirs)
             for example, version, gamma, mine, theirs in zip(examples, versions, gammas, live, static, strict=True)
         ]
 
@@ -69,13 +70,18 @@ def served_version(record: TraceRecord) -> str:
     return max(rounds, key=lambda version: rounds[version], default="")
 
 
+def gamma_of(drafter: DrafterConfig) -> int:
+    """That of the replay of a request that was decoded plainly."""
+    return drafter.gamma if isinstance(drafter.gamma, int) and drafter.gamma else max(drafter.gamma_max, 1)
+
+
 def typical_gamma(record: TraceRecord, otherwise: int) -> int:
     """Mean length of the request's drafts, rounded; `otherwise` when it was decoded plainly."""
     drafted = [len(round_.drafted) for round_ in record.rounds if round_.drafted]
     return max(round(sum(drafted) / len(drafted)), 1) if drafted else otherwise
 
 
-def _measured(record: TraceRecord, version: str, gamma: int, live: Judged, static: Judged) -> Measured:
+def measured_as(record: TraceRecord, version: str, gamma: int, live: Judged, static: Judged) -> Measured:
     one_version = {round_.version for round_ in record.rounds if round_.drafted} == {version}
     return Measured(
         version=version,

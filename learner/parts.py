@@ -22,24 +22,23 @@ from learner.features import FeatureInbox, FrozenTarget
 from learner.fleet import Fleet
 from learner.journal import Journal
 from learner.lookout import HISTORY, Lookout
-from learner.measure import Measurer
+from learner.measure import Measurer, gamma_of
 from learner.release import Releases
 from learner.rollout import Rollout
-from learner.schedule import Progress, Situation
+from learner.schedule import Progress
 from learner.shelf import Shelf
+from learner.standing import PROGRESS, SETTLED, Standing
 from shared.artifact import Artifact
 from shared.config import Config
 from shared.store import Store
 
-_PROGRESS, _SETTLED, _ECONOMY = "progress", "settled", "economy"
+_ECONOMY = "economy"
 HEARTBEATS_S = 3.0  # until a replica's new version is in its heartbeat and that has been read
 
 
 @dataclass
-class Parts:
+class Parts(Standing):
     base: Base
-    database: Database
-    buffer: Buffer
     shelf: Shelf
     measurer: Measurer
     consumer: Consumer
@@ -47,29 +46,9 @@ class Parts:
     rollout: Rollout
     fleet: Fleet
     releases: Releases
-    lookout: Lookout
     erasure: Erasure
     budget: Budget
     economy: Economy
-    progress: Progress
-
-    def situation(self) -> Situation:
-        fresh = self.buffer.fresh_tokens(self.progress.trained_to)
-        return Situation(
-            fresh=fresh,
-            drifted=tuple(domain for domain in self.lookout.drifted() if domain in fresh),
-            lagging=tuple(domain for domain in self.lookout.lagging() if domain in fresh),
-            last=self.progress.last,
-            refusals=self.progress.refusals,
-            tried=self.progress.tried,
-        )
-
-    def keep(self, progress: Progress) -> None:
-        self.progress = progress
-        with self.database.transaction():
-            self.database.keep_state(_PROGRESS, asdict(progress))
-            if not progress.running:
-                self.buffer.end_attempt()
 
     def account(self, decoding: Decoding, after: int) -> dict[str, float]:
         """Takes a window's counts, and what was measured later than `after`, into the economy; returns what it says."""
@@ -77,14 +56,6 @@ class Parts:
         kept = {"training_s": self.budget.spent_s, "economy": asdict(self.economy)}
         self.database.keep_state(_ECONOMY, kept)
         return self.economy.report(self.budget.spent_s)
-
-    def settle(self) -> None:
-        """What has drifted is the normal from now on."""
-        settled: dict[str, int] = self.database.state(_SETTLED) or {}
-        for domain in self.lookout.drifted():
-            self.lookout.settle(domain)
-            settled[domain] = self.buffer.newest()
-        self.database.keep_state(_SETTLED, settled)
 
 
 def buffer_file(home: Path, base: Base) -> Path:
@@ -96,13 +67,12 @@ def assemble(
 ) -> Parts:
     """Opens the buffer where it was left. Raises ConfigError for one of another release."""
     database = Database(buffer_file(config.home_path, base))
-    learner, drafter = config.learner, config.drafter
+    learner = config.learner
     buffer = Buffer(database, recent=learner.buffer_recent, reservoir=learner.buffer_reservoir)
     shelf = Shelf(database, base)
     bank = DrafterBank(base, shelf.artifact)
-    gamma = drafter.gamma if isinstance(drafter.gamma, int) and drafter.gamma else max(drafter.gamma_max, 1)
-    measurer = Measurer(base, bank, gamma=gamma, champion=lambda: shelf.champion.version)
-    lookout = Lookout.rebuild(buffer.history(HISTORY), database.state(_SETTLED) or {})
+    measurer = Measurer(base, bank, gamma=gamma_of(config.drafter), champion=lambda: shelf.champion.version)
+    lookout = Lookout.rebuild(buffer.history(HISTORY), database.state(SETTLED) or {})
 
     def watch(domain: str, measured: Measured) -> None:
         lookout.update(domain, measured.live_sum, measured.positions)
@@ -119,7 +89,7 @@ def assemble(
     )
     kept = database.state(_ECONOMY) or {}
     rollout = Rollout(base, store, shelf, journal)
-    fleet = Fleet(past_tokens=config.rollout.watch_tokens, grace_s=drafter.swap_poll_s + HEARTBEATS_S)
+    fleet = Fleet(past_tokens=config.rollout.watch_tokens, grace_s=config.drafter.swap_poll_s + HEARTBEATS_S)
     releases = Releases(
         base, rollout, shelf, fleet, database=database, store=store, journal=journal, config=config.rollout
     )
@@ -140,7 +110,7 @@ def assemble(
         erasure=erasure,
         budget=Budget(learner.budget_share, spent_s=kept.get("training_s", 0.0)),
         economy=Economy.kept(kept.get("economy", {})),
-        progress=Progress.kept(database.state(_PROGRESS) or {}),
+        progress=Progress.kept(database.state(PROGRESS) or {}),
     )
     parts.keep(_resumed(parts.progress, shelf.artifact(releases.leading.version)))
     erasure.start()

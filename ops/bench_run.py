@@ -15,11 +15,12 @@ from typing import Any
 
 from ops.bench_line_up import Contender
 from ops.bench_measure import Measure
-from ops.bench_process import Worker
 from ops.bench_prompts import Cell, cells
 from ops.bench_settings import BenchSettings
+from ops.task_process import Worker
 from shared.errors import RedraftError
 
+BENCH_WORKER = "ops.bench_worker"
 Say = Callable[[str], None]
 
 
@@ -106,14 +107,16 @@ class BenchRun:
 
     def _read_bandwidth(self) -> None:
         threads = self._settings.threads
-        with Worker("bandwidth", self._folder / "bandwidth.log", threads=threads, own=False) as worker:
+        with Worker(BENCH_WORKER, "bandwidth", self._folder / "bandwidth.log", threads=threads, own=False) as worker:
             self.findings.bandwidth = float(worker.ask("bandwidth", threads=threads)["bytes_s"])
 
     def _start(self, contender: Contender, stack: ExitStack) -> None:
         settings, number = self._settings, len(self._workers)
         self._say(f"loading {contender.name}")
         log = self._folder / f"{number}.log"
-        worker = stack.enter_context(Worker(contender.name, log, threads=settings.threads, own=contender.ours))
+        worker = stack.enter_context(
+            Worker(BENCH_WORKER, contender.name, log, threads=settings.threads, own=contender.ours)
+        )
         self._workers[contender.name] = worker
         self.findings.facts[contender.name] = worker.ask(
             "load",

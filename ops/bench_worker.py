@@ -1,23 +1,19 @@
-"""One contender's process: `python -m ops.bench_worker`, one JSON object a line in and out.
+"""One contender's process: `python -m ops.bench_worker`, told what to do by `ops.tasks`.
 
-It computes while it is asked something and blocks on its input otherwise, so that memory and threads are the
-contender's own and only one of them works at a time. It ends when its input does.
+Memory and threads are the contender's own, and only one of them works at a time.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from ops.bench_line_up import Contender
 from ops.bench_measure import Measure, Messages
+from ops.tasks import answer_tasks
 from shared.config import Config, config_from_dict
-from shared.errors import RedraftError
 from shared.models.huge_pages import bytes_on_huge_pages
 
 
@@ -32,20 +28,9 @@ class Backend(Protocol):
 
 
 def main() -> None:
-    # Whatever a library prints must not come between our lines.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     worker = _Worker()
     try:
-        for line in sys.stdin:
-            try:
-                answer = worker.do(json.loads(line))
-            except RedraftError as error:
-                answer = {"error": str(error)}
-            except Exception as error:  # of a library that we only measure: its log has the rest
-                sys.excepthook(*sys.exc_info())
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer), file=answers, flush=True)
+        answer_tasks(lambda task, _: worker.do(task))
     finally:
         worker.stop()
 

@@ -50,6 +50,7 @@ COMMANDS = {
     "doctor": Command("ops.doctor", "is the set-up right, and why is α low: faults with evidence and remedy"),
     "plan": Command("ops.plan", "replicas, devices and cost for a load, from a model's config and a device's figures"),
     "bench": Command("ops.bench", "measure ours and others side by side on this machine"),
+    "experiment": Command("ops.experiment", "replay drifting traffic: drafters that learn online against static ones"),
     "loadgen": Command("ops.loadgen", "send load to any OpenAI-compatible server and say what its users saw"),
     "gate-power": Command("ops.gate_power", "how often the gate errs, and what it finds, on recorded judgements"),
     "train-drafter": Command("ops.distill", "make a drafter by distillation from the target's own outputs"),

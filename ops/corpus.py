@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +27,10 @@ class Corpus:
         self._index, self._traces, self._features = (folder / name for name in ("index.jsonl", "traces", "features"))
         self._entries: list[tuple[str, str, int, int, int]] = []  # id, domain, end of trace, end of features, width
         if self._index.exists():
-            lines = self._index.read_text(encoding="utf-8").split("\n")[:-1]  # a torn last line has no newline
+            *lines, torn = self._index.read_text(encoding="utf-8").split("\n")  # a whole last line ends with a newline
             self._entries = [tuple(json.loads(line)) for line in lines]
-            self._index.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            if torn:  # else nothing is written: others may be reading
+                self._index.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         self.only: set[str] | None = None  # what iteration is narrowed to
         self._cut(self._traces, self._entries[-1][2] if self._entries else 0)
         self._cut(self._features, self._entries[-1][3] if self._entries else 0)
@@ -74,5 +76,5 @@ class Corpus:
 
     @staticmethod
     def _cut(file: Path, size: int) -> None:
-        with file.open("ab") as handle:
-            handle.truncate(size)
+        if file.exists() and file.stat().st_size > size:
+            os.truncate(file, size)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ops.demo_alpha import Measurement
 
-_LIVE, _STATIC, _SWAP, _INK = "#0b6e99", "#b0572b", "#3a7d44", "#30363d"
+_LIVE, _STATIC, _SWAP, INK = "#0b6e99", "#b0572b", "#3a7d44", "#30363d"
 _SHADES = ("#f3f4f6", "#fdf3e1", "#e8f1fb", "#eef7ec", "#f6ecf6")
 _LEAST, _MOST = 12, 60  # requests in a moving average
 _APART = 2  # pixels between labels
@@ -86,15 +86,15 @@ def draw(
     room = max(highest - lowest, 0.1)  # labels stand above the lines, swaps below
     axes.set_ylim(max(0.0, lowest - 0.2 * room), highest + 0.35 * room)
     axes.set_xlim(0, max([stretch.end for stretch in stretches], default=1.0) or 1.0)
-    above = _shade(axes, stretches)
-    below = _mark_swaps(axes, swaps)
+    above = shade(axes, stretches)
+    below = mark_swaps(axes, swaps)
     if measurements:
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9.5, labelcolor=_INK)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9.5, labelcolor=INK)
     else:
-        axes.text(0.5, 0.5, "no request was measured", transform=axes.transAxes, ha="center", color=_INK)
-    axes.set_title(title, loc="left", fontsize=11, color=_INK, pad=10)
-    axes.set_xlabel("tokens served", color=_INK)
-    axes.set_ylabel("α (chance that a drafted token is accepted)", color=_INK)
+        axes.text(0.5, 0.5, "no request was measured", transform=axes.transAxes, ha="center", color=INK)
+    axes.set_title(title, loc="left", fontsize=11, color=INK, pad=10)
+    axes.set_xlabel("tokens served", color=INK)
+    axes.set_ylabel("α (chance that a drafted token is accepted)", color=INK)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
@@ -102,8 +102,8 @@ def draw(
     for label in (*above, *below):
         label.set_in_layout(False)  # they make room for each other, not the frame for them
     figure.tight_layout()
-    _part(axes, above, -1)
-    _part(axes, below, 1)
+    part(axes, above, -1)
+    part(axes, below, 1)
     figure.savefig(path)
     pyplot.close(figure)
 
@@ -131,7 +131,7 @@ def _lines(
     return seen
 
 
-def _shade(axes: Any, stretches: Sequence[Stretch]) -> list[Any]:
+def shade(axes: Any, stretches: Sequence[Stretch]) -> list[Any]:
     """The labels, from left to right."""
     across = axes.get_xaxis_transform()
     labels = []
@@ -141,19 +141,19 @@ def _shade(axes: Any, stretches: Sequence[Stretch]) -> list[Any]:
         middle = (stretch.start + stretch.end) / 2
         behind = {"boxstyle": "square,pad=0.15", "fc": shade, "ec": "none"}
         labels.append(
-            axes.text(middle, 0.97, stretch.label, transform=across, ha="center", va="top", color=_INK, bbox=behind)
+            axes.text(middle, 0.97, stretch.label, transform=across, ha="center", va="top", color=INK, bbox=behind)
         )
         if stretch.note:
             small = {"fontsize": 9, "color": _LIVE, "bbox": behind}
             labels.append(axes.text(middle, 0.97, stretch.note, transform=across, ha="center", va="top", **small))
         if number:
-            axes.axvline(stretch.start, color=_INK, lw=1.3, zorder=1)
-            small = {"fontsize": 9, "style": "italic", "color": _INK}
+            axes.axvline(stretch.start, color=INK, lw=1.3, zorder=1)
+            small = {"fontsize": 9, "style": "italic", "color": INK}
             labels.append(axes.text(stretch.start, 0.97, " drift", transform=across, va="top", **small))
     return labels
 
 
-def _mark_swaps(axes: Any, swaps: Sequence[Swap]) -> list[Any]:
+def mark_swaps(axes: Any, swaps: Sequence[Swap]) -> list[Any]:
     """The labels, from left to right."""
     from matplotlib.transforms import ScaledTranslation
 
@@ -168,7 +168,7 @@ def _mark_swaps(axes: Any, swaps: Sequence[Swap]) -> list[Any]:
     return labels
 
 
-def _part(axes: Any, labels: Sequence[Any], direction: int) -> None:
+def part(axes: Any, labels: Sequence[Any], direction: int) -> None:
     """Moves each label up (1) or down (-1) until it covers none before it, and into the frame where it sticks out."""
     from matplotlib.transforms import Affine2D
 

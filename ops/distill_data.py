@@ -42,10 +42,9 @@ class DataSettings:
     answers: int = 0  # of all domains together; 0: one for every prompt
 
 
-def chat_ids(target: LoadedModel, prompt: str) -> tuple[int, ...]:
-    """A user's message as the chat endpoint would put it to the target."""
-    messages = [{"role": "user", "content": prompt}]
-    text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+def chat_ids(target: LoadedModel, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    """Messages as the chat endpoint would put them to the target."""
+    text = target.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     return tuple(target.tokenizer.encode(str(text), add_special_tokens=False))
 
 
@@ -67,18 +66,26 @@ def requests_for(target: LoadedModel, settings: DataSettings) -> list[Generation
             seed=None if greedy else int(name, 16) >> 1,
             max_tokens=settings.max_tokens,
         )
-        requests.append(GenerationRequest(name, chat_ids(target, prompt), params, domain))
+        messages = [{"role": "user", "content": prompt}]
+        requests.append(GenerationRequest(name, chat_ids(target, messages), params, domain))
     return requests[: settings.answers or None]
 
 
-def generate(target: LoadedModel, requests: Sequence[GenerationRequest], corpus: Corpus, *, batch: int) -> None:
+def generate(
+    target: LoadedModel,
+    requests: Sequence[GenerationRequest],
+    corpus: Corpus,
+    *,
+    batch: int,
+    layers: Sequence[int] = (),  # whose outputs are kept; empty: those that a new head reads
+) -> None:
     """Answer whatever the corpus does not hold yet."""
     todo = [request for request in requests if request.id not in corpus.ids]
     if not todo:
         return
     longest = max(len(request.prompt_ids) + request.params.max_tokens for request in todo)
     blocks = batch * -(-(longest + 1) // 16) + 1
-    layers = default_feature_layers(target.model.config.num_hidden_layers)
+    layers = layers or default_feature_layers(target.model.config.num_hidden_layers)
     paged = PagedModel(target, PagedKV(blocks, 16), layers)
 
     def keep(record: TraceRecord, features: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from ops.drafter_sources import OnDisk, Running, open_source
 from shared.errors import ConfigError
 
 _SHOWN_FIRST = ("state", "number", "parent", "alpha_before", "alpha_after", "speedup", "reason", "watch")
+_VERSION = "its name, as `redraft drafters list` shows it"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -31,20 +32,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         return made
 
     action("list", "every version on the shelf").add_argument("--json", action="store_true", help="print one JSON list")
-    action("show", "all that is known of a version").add_argument("version", metavar="VERSION")
+    action("show", "all that is known of a version").add_argument("version", metavar="VERSION", help=_VERSION)
     diff = action("diff", "what differs between two versions: facts, settings and weights")
     for side in ("before", "after"):
-        diff.add_argument(side, metavar="VERSION")
+        diff.add_argument(side, metavar="VERSION", help=_VERSION)
     promote = action("promote", "make a version from the shelf, `base`, or an exported folder the one that serves")
-    promote.add_argument("version", metavar="VERSION|FOLDER")
+    promote.add_argument("version", metavar="VERSION|FOLDER", help=f"{_VERSION}, or what `export` wrote")
     rollback = action("rollback", "take the canary back, or return to the version before the champion")
     pin = action("pin", "the champion stays until it is unpinned; attempts go on")
     unpin = action("unpin", "let the learner promote again")
     for order in (promote, rollback, pin, unpin):
-        order.add_argument("--reason", default="", metavar="TEXT", help="is recorded with the order")
+        order.add_argument("--reason", default="", metavar="TEXT", help="is recorded with the order (default: none)")
     export = action("export", "write a version's adapter and manifest into a folder")
-    export.add_argument("version", metavar="VERSION")
-    export.add_argument("folder", type=Path, metavar="FOLDER")
+    export.add_argument("version", metavar="VERSION", help=_VERSION)
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="is made where it is not there")
 
 
 def main(arguments: Namespace) -> int:

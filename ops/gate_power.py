@@ -68,8 +68,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     source.add_argument("--buffer", metavar="FILE", help="a learner's buffer.sqlite (default: the newest of this home)")
     source.add_argument("--requests", type=Path, metavar="FILE", help="judgements that --record wrote")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the judgements there, without any text")
-    parser.add_argument("--candidates", type=int, default=500, metavar="N", help="of each quality (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--candidates", type=int, default=500, metavar="N", help="candidates of each quality")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing of requests and signs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there")
 
 

@@ -91,6 +91,7 @@ _COUNTERS: dict[str, _Source] = {
     "swaps": _Source(_counter("redraft_swaps_total", "Drafter versions taken")),
     "swaps_refused": _Source(_counter("redraft_swaps_refused_total", "Drafter versions refused", "reason")),
 }
+_JUDGED = {"served", "timed"}  # by version: what the learner judges a release by, and `redraft drafters` shows
 _GAMMA = Metric("redraft_gamma", "histogram", "Tokens drafted in a step; 0 is plain decoding", bounds=GAMMA_BOUNDS)
 _HISTOGRAMS: dict[str, tuple[Metric, str]] = {  # field of the counts -> (metric, field of the sum)
     "gamma_at": (_GAMMA, "drafted"),
@@ -142,11 +143,13 @@ _LEARNER: dict[str, _Source] = {
     "traces_expired": _Source(_TRACES, "expired"),
     "traces_expired_in_buffer": _Source(_TRACES, "expired_in_buffer"),
     "traces_erased": _Source(_TRACES, "erased"),
+    "replicas_late": _Source(
+        _counter("redraft_replicas_late_total", "Replicas that were not at their version in time")
+    ),
     "attempts_failed": _Source(_FAILURES, "attempt"),
     "redis_failures": _Source(_FAILURES, "redis"),
     "disk_failures": _Source(_FAILURES, "disk"),
     "stumbles": _Source(_FAILURES, "loop"),
-    "replicas_late": _Source(_counter("redraft_replicas_late_total", "Times that a replica took a version too late")),
 }
 REDIS = Metric("redraft_redis_up", "gauge", "1 when the replica that answers could read Redis")
 
@@ -189,9 +192,9 @@ def learner_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def unknown_fields(counters: Mapping[str, float]) -> set[str]:
-    """Names of a replica's counters that no metric shows."""
+    """Names of a replica's counters that no metric shows, and should."""
     names = {_named(field)[0] for field in counters}
-    return names - set(_COUNTERS) - set(_HISTOGRAMS) - {total for _, total in _HISTOGRAMS.values()}
+    return names - _JUDGED - set(_COUNTERS) - set(_HISTOGRAMS) - {total for _, total in _HISTOGRAMS.values()}
 
 
 def _counted(counters: Mapping[str, float], sources: Mapping[str, _Source]) -> Iterator[Sample]:

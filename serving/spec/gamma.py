@@ -9,6 +9,7 @@ draft whatever the estimate says: some rounds in a row by the one request that h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -123,10 +124,17 @@ class GammaController:
         drafting = [sum(1 for gamma in gammas if gamma >= level) for level in range(1, max(gammas, default=0) + 1)]
         return target + self.costs.draft(drafting)
 
-    def _chance(self, one: Asking) -> Chance:
-        self._refresh(one.recent)
-        rate = one.recent.rate
-        return Chance(self._rates.alpha(one.domain, rate), self._rates.doubt(one.domain, rate))
+    def _chances(self, asking: Sequence[Asking]) -> list[Chance]:
+        """Many draft together, and a look at many tells more: the doubt is that about their mean."""
+        found = []
+        for one in asking:
+            self._refresh(one.recent)
+            alpha, doubt = (
+                self._rates.alpha(one.domain, one.recent.rate),
+                self._rates.doubt(one.domain, one.recent.rate),
+            )
+            found.append(Chance(alpha, doubt / math.sqrt(len(asking))))
+        return found
 
     def round_seconds(self, batch: int) -> tuple[float, ...]:
         """Expected seconds of a round by gamma, from 0 on, when `batch` requests draft alike; empty: not measured."""
@@ -140,7 +148,7 @@ class GammaController:
 
     def _think(self, asking: Sequence[Asking], limits: Sequence[int], plain: int) -> None:
         """Sets each request's gamma."""
-        chances = [self._chance(one) for one in asking]
+        chances = self._chances(asking)
         present = [min(one.recent.gamma, limit) for one, limit in zip(asking, limits, strict=True)]
         tokens = plain + sum(chance.hoped(gamma) for chance, gamma in zip(chances, present, strict=True))
         standing = tokens / max(self.step_seconds(present, plain), 1e-9)

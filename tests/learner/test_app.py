@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from learner.app import ACTOR, NAMESPACE, start
+from shared.errors import Declined
 from shared.store import Store
 from tests.learner.traffic import TinyServing
 from tests.ray_export import wait_for
@@ -35,7 +36,7 @@ def test_the_actor_lives_on_through_the_death_of_its_process(ray_cluster: None, 
         assert start(config)._actor_id == actor._actor_id, "there is one learner a cluster"
         by_name = ray.get_actor(ACTOR, namespace=NAMESPACE)
         until(lambda: "champion" in _state(by_name))
-        ray.get(by_name.pause.remote())
+        store.orders.ask("pause")
         for item in serving.serve(6):
             ray.get(by_name.features.remote(item.record.id, ray.put(item.features)))
             store.append_trace(item.data, max_bytes=2**26)
@@ -44,8 +45,8 @@ def test_the_actor_lives_on_through_the_death_of_its_process(ray_cluster: None, 
         found = wait_for({"redraft_learner_heartbeat_timestamp_seconds", "redraft_learner_traces"})
         beat = max(sample.value for sample in found["redraft_learner_heartbeat_timestamp_seconds"].samples)
         assert abs(time.time() - beat) < 120.0  # seconds since the epoch, and not long ago
-        with pytest.raises(ray.exceptions.RayTaskError, match="no version before base"):
-            ray.get(by_name.rollback.remote("nothing to undo"))
+        with pytest.raises(Declined, match="no version before base"):
+            store.orders.ask("rollback", reason="nothing to undo")
 
         for item in serving.serve(4):
             store.append_trace(item.data, max_bytes=2**26)  # its features die with the actor

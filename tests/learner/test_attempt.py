@@ -263,7 +263,7 @@ def test_without_later_requests_nothing_is_decided(bench: Make) -> None:
     assert any("0 of 12" in doing for doing in mine.said)
 
 
-def test_a_stop_in_the_middle_leaves_no_pin_behind(bench: Make) -> None:
+def test_a_stop_in_the_middle_keeps_what_was_learnt_from_until_the_attempt_has_ended(bench: Make) -> None:
     mine = bench()
 
     def stop(doing: str, wait_ms: int) -> None:
@@ -271,6 +271,8 @@ def test_a_stop_in_the_middle_leaves_no_pin_behind(bench: Make) -> None:
 
     with pytest.raises(InterruptedError, match="step 1 of"):
         mine.run(breathe=stop)
+    assert mine.database.rows("SELECT * FROM pinned") != []
+    mine.buffer.end_attempt()
     assert mine.database.rows("SELECT * FROM pinned") == []
 
 

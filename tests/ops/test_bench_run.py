@@ -13,11 +13,11 @@ from ops import bench_settings
 from ops.bench_line_up import Contender, line_up
 from ops.bench_measure import Measure
 from ops.bench_picture import draw
-from ops.bench_process import Worker
 from ops.bench_report import report, show
-from ops.bench_run import BenchRun
+from ops.bench_run import BENCH_WORKER, BenchRun
 from ops.bench_server import Server
 from ops.bench_settings import BenchSettings
+from ops.task_process import Worker
 from shared.config import Config
 from shared.errors import ConfigError, RedraftError
 from tests.ops.bench_fakes import ASK, canned_server, job
@@ -64,7 +64,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 def test_a_worker_that_cannot_load_says_why_and_one_that_is_dead_too(tmp_path: Path) -> None:
     bad = Contender("x", "server", url="http://127.0.0.1:1").to_dict()
-    with Worker("x", tmp_path / "x.log", threads=1, own=False) as worker:
+    with Worker(BENCH_WORKER, "x", tmp_path / "x.log", threads=1, own=False) as worker:
         with pytest.raises(RedraftError, match="x: --against"):
             worker.ask("load", contender=bad, config=Config().to_dict(), **job())
         assert worker.ask("memory")["peak"] > 2**20  # it still answers

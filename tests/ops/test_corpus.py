@@ -43,3 +43,11 @@ def test_only_narrows_what_is_read_and_what_is_named(tmp_path: Path) -> None:
     corpus.only = {"b"}
     assert [record.id for record, _ in corpus] == ["b"]
     assert corpus.digest() != everything
+
+
+def test_a_whole_corpus_is_opened_without_a_write(tmp_path: Path) -> None:
+    _fill(Corpus(tmp_path), ["a", "b"])
+    files = [tmp_path / name for name in ("traces", "features", "index.jsonl")]
+    before = [file.stat().st_mtime_ns for file in files]
+    Corpus(tmp_path)
+    assert [file.stat().st_mtime_ns for file in files] == before

@@ -1,4 +1,4 @@
-"""A contender's worker as the bench sees it: ask, wait, answer. Only one is ever asked at a time.
+"""A worker process as its owner sees it: ask, wait, answer. The other side is `ops.tasks`.
 
 A worker that ends or answers with an error raises; the end of what it printed is part of the message.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ops.tasks import TOLD, Tell
 from shared.errors import RedraftError
 from shared.openmp import openmp_environment
 
@@ -23,16 +24,16 @@ _STOP_S = 10.0
 
 
 class Worker:
-    """Started at once; use it in a `with` block."""
+    """Runs `module`. Started at once; use it in a `with` block."""
 
-    def __init__(self, name: str, log: Path, *, threads: int, own: bool) -> None:
+    def __init__(self, module: str, name: str, log: Path, *, threads: int, own: bool) -> None:
         self.name, self._log = name, log
         # Ours as a replica is started, but a value that the caller's environment has wins; peers as their library is.
         own_environment = openmp_environment(threads, alone=True) if own else {}
         environment = {**own_environment, **os.environ, "OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ops.bench_worker"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -49,13 +50,18 @@ class Worker:
     ) -> None:
         self.stop()
 
-    def ask(self, task: str, **details: Any) -> Mapping[str, Any]:
-        """Blocks until the worker has done it. Raises RedraftError."""
+    def ask(self, task: str, *, hear: Tell = lambda facts: None, **details: Any) -> Mapping[str, Any]:
+        """Blocks until the worker has done it; `hear` gets what it tells meanwhile. Raises RedraftError."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # it is dead: reading says so
             self._process.stdin.write(json.dumps({"do": task, **details}) + "\n")
             self._process.stdin.flush()
+        while TOLD in (answer := self._read()):
+            hear(answer[TOLD])
+        return answer
+
+    def _read(self) -> Mapping[str, Any]:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
