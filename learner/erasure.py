@@ -72,7 +72,7 @@ class Erasure:
             records = self.buffer.erase(tenant, asked_at)
             tainted = self.shelf.learnt_from(tenant)
             champion = self.rollout.withdraw(tainted)
-        self.releases.end_withdrawn()
+        self.releases.end_overtaken()
         self.bank.forget(tainted)
         self.rollout.reconcile()
         self._erase_blobs(tenant)

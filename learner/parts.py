@@ -112,12 +112,12 @@ def assemble(
         economy=Economy.kept(kept.get("economy", {})),
         progress=Progress.kept(database.state(PROGRESS) or {}),
     )
-    parts.keep(_resumed(parts.progress, shelf.artifact(releases.leading.version)))
+    parts.keep(resumed(parts.progress, shelf.artifact(releases.leading.version)))
     erasure.start()
     return parts
 
 
-def _resumed(progress: Progress, leading: Artifact | None) -> Progress:
+def resumed(progress: Progress, leading: Artifact | None) -> Progress:
     """An attempt whose candidate already is served, by all or by a canary, was promoted before the kill: it is not made
     again."""
     origin = leading.manifest.origin if leading is not None else {}

@@ -115,10 +115,13 @@ class Releases:
         self._keep()
         return self._told("unpinned", self._rollout.champion, reason)
 
-    def end_withdrawn(self) -> None:
-        """Ends the watch of a version that is not on the shelf any more, whoever is pinned."""
-        version = self.watching.pointer.version if self.watching is not None else BASE_VERSION
-        if version != BASE_VERSION and self._shelf.get(version) is None:
+    def end_overtaken(self) -> None:
+        """Ends the watch if a newer champion is there, as after a withdrawal, or if its version is gone."""
+        if self.watching is None:
+            return
+        pointer, champion = self.watching.pointer, self._rollout.champion
+        overtaken = champion.number >= pointer.number and champion != pointer
+        if overtaken or (pointer.version != BASE_VERSION and self._shelf.get(pointer.version) is None):
             self._end_watch()
 
     # The watch
@@ -211,12 +214,9 @@ class Releases:
 
     def _present(self) -> Watching | None:
         """The watch, if it still makes sense with the replicas and the champion that there are now."""
-        self.end_withdrawn()
-        watching, champion = self.watching, self._rollout.champion
+        self.end_overtaken()
+        watching = self.watching
         if watching is None:
-            return None
-        if champion.number >= watching.pointer.number and champion != watching.pointer:  # somebody else has decided
-            self._end_watch()
             return None
         replicas = self._fleet.versions
         if not watching.canary or watching.canary in replicas:

@@ -25,7 +25,9 @@ POLL_S = 0.2
 def add_arguments(parser: ArgumentParser) -> None:
     settings.add_arguments(parser)
     parser.add_argument("--tenant", required=True, metavar="NAME", help="whom to erase")
-    parser.add_argument("--wait-s", type=float, default=120.0, metavar="S", help="for the learner (%(default)g)")
+    parser.add_argument(
+        "--wait-s", type=float, default=120.0, metavar="S", help="seconds that the learner has to answer"
+    )
     parser.add_argument("--json", action="store_true", help="print the receipt as one JSON object")
 
 

@@ -47,9 +47,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         formatter_class=parser.formatter_class,
     )
     policy.add_argument("tenant", metavar="TENANT", help="whose requests")
-    policy.add_argument("--traces", choices=("on", "off"), help="off: nothing of its requests leaves the replica")
-    policy.add_argument("--share", type=float, metavar="X", help="share of its requests that is traced, 0 to 1")
-    policy.add_argument("--keep-s", type=float, metavar="S", help="seconds that its traces are kept for; 0: no limit")
+    policy.add_argument(
+        "--traces",
+        choices=("on", "off"),
+        help="off: nothing of its requests leaves the replica (default: as it is)",
+    )
+    policy.add_argument(
+        "--share", type=float, metavar="X", help="share of its requests that is traced, 0 to 1 (default: as it is)"
+    )
+    policy.add_argument(
+        "--keep-s",
+        type=float,
+        metavar="S",
+        help="seconds that its traces are kept for; 0: no limit (default: as it is)",
+    )
     policy.add_argument("--default", action="store_true", help="back to the configuration's policy (privacy.*)")
     for action in (add, listing, revoke, policy):
         settings.add_arguments(action)

@@ -17,8 +17,10 @@ from learner.database import Database
 from learner.erasure import Erasure
 from learner.fleet import Fleet
 from learner.lineage import ANYBODY, learnt_from, origin_of, tenants_of
+from learner.parts import resumed
 from learner.release import Releases
 from learner.rollout import Rollout
+from learner.schedule import Progress
 from learner.shelf import Shelf
 from ops.erase import erase
 from shared.artifact import Artifact, Manifest, pack_blob
@@ -198,6 +200,20 @@ def test_the_way_back_leads_past_what_an_earlier_erasure_took(life: Life) -> Non
     life.erasure.obey()
     assert life.rollout.champion.version == "v1"
     assert life.promote("v1", "other").version == "v4", "a replica may still hold the v3 that is gone"
+
+
+def test_an_attempt_that_a_canary_serves_is_not_made_again_after_a_kill(life: Life) -> None:
+    life.promote("base", "other")
+    life.serve_with("r1", "r2")
+    artifact = adapter("v2")
+    origin = {"attempt": 7, "trained_to": 90, **origin_of(None, ["other"])}
+    life.releases.promote(replace(artifact, manifest=replace(artifact.manifest, origin=origin)), {"reason": "better"})
+    assert life.rollout.champion.version == "v1"
+    leading = life.shelf.artifact(life.releases.leading.version)
+    killed = Progress(attempts=7, running=True)
+    after = resumed(killed, leading)
+    assert (after.running, after.last, after.promotions, after.trained_to) == (False, "promoted", 1, 90)
+    assert resumed(replace(killed, attempts=8), leading).running, "another one is"
 
 
 def test_a_canary_of_the_tenant_is_taken_back_at_once(life: Life) -> None:

@@ -332,6 +332,27 @@ def test_without_a_window_all_serve_it_at_once_and_nothing_is_watched(tmp_path: 
     life.database.close()
 
 
+def test_a_kill_between_staging_and_the_watch_leaves_no_version_that_nobody_has_decided_about(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Nothing catches it."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    life = live("r0", "r1")
+    life.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(life.releases, "_keep", die)
+        with pytest.raises(Killed):
+            life.promote()
+    again = live()
+    assert again.shelf.versions() == []
+    again.look()
+    assert again.promote().version == "v1", "the attempt is made again, to the same version"
+
+
 def test_a_replica_that_does_not_follow_is_named_and_counted_once(live: Live) -> None:
     life = live("r0", "r1")
     life.look()
