@@ -131,7 +131,7 @@ def main() -> None:
         if arguments.key:
             page.ask(f"sessionStorage.setItem('redraft-key', {json.dumps(arguments.key)})")
             page.open(arguments.url)
-        page.until("document.querySelector('#tiles b')")
+        page.until("document.querySelector('#tiles b') !== null")
         arguments.file.write_bytes(page.picture())
 
 
