@@ -129,11 +129,9 @@ class GammaController:
         found = []
         for one in asking:
             self._refresh(one.recent)
-            alpha, doubt = (
-                self._rates.alpha(one.domain, one.recent.rate),
-                self._rates.doubt(one.domain, one.recent.rate),
-            )
-            found.append(Chance(alpha, doubt / math.sqrt(len(asking))))
+            rate = one.recent.rate
+            doubt = self._rates.doubt(one.domain, rate) / math.sqrt(len(asking))
+            found.append(Chance(self._rates.alpha(one.domain, rate), doubt))
         return found
 
     def round_seconds(self, batch: int) -> tuple[float, ...]:

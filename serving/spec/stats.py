@@ -13,9 +13,8 @@ class StatsKeeper:
         self.steps = self.spec_steps = self.drafted = self.accepted = self.tested = 0
         self.by_draft_length: dict[int, list[int]] = {}
         self.version = ""
-        self.by_version: dict[
-            str, list[int]
-        ] = {}  # steps, accepted, tested; plain steps under the version that stood by
+        # Steps, accepted, tested; plain steps under the version that stood by.
+        self.by_version: dict[str, list[int]] = {}
         self.recent = Recent()
 
     def add(self, *, drafted: int, accepted: int, tested: int, version: str) -> None:
