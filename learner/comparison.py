@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.intervals import student_quantile
+from shared.intervals import Interval, student_quantile
 from shared.live_alpha import Served
 
 LEAST_REQUESTS = 8  # of either version, and windows of time
@@ -20,17 +20,8 @@ _ROUNDS, _LEVELS, _DRAFT_S, _VERIFY_S = range(4)
 
 
 @dataclass(frozen=True)
-class Difference:
-    """New minus old, one-sided bounds at the asked confidence."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class LiveDifference:
-    alpha: Difference
+    alpha: Interval  # new minus old, one-sided bounds at the asked confidence
     alpha_new: float  # both weighted alike over the common domains
     alpha_old: float
     per_step_new: float  # accepted drafts of a step, plain steps included, weighted likewise
@@ -56,7 +47,7 @@ def compare_alpha(new: Mapping[str, Served], old: Mapping[str, Served], confiden
     margin = student_quantile(confidence, min(requests)) * variance**0.5
     value = alphas[0] - alphas[1]
     return LiveDifference(
-        Difference(value, value - margin, value + margin),
+        Interval(value, value - margin, value + margin),
         alpha_new=alphas[0],
         alpha_old=alphas[1],
         per_step_new=per_step[0],
@@ -70,7 +61,7 @@ def compare_rounds(
     new: NDArray[np.float64],  # [windows, 4] rounds, levels, seconds of drafting, seconds of verifying
     old: NDArray[np.float64],
     confidence: float,
-) -> Difference | None:
+) -> Interval | None:
     """By how much a round takes longer with the new version's drafts, as a share, at its own mean depth.
 
     Drafting is measured in forwards of the target in the same rounds: those no version changes, so that a machine that
@@ -82,7 +73,7 @@ def compare_rounds(
     depth = float(new[:, _LEVELS].sum() / new[:, _ROUNDS].sum())
     spread = np.exp(student_quantile(confidence, min(len(new), len(old))) * sum(variances) ** 0.5)
     value, low, high = ((1 + costs[0] * by * depth) / (1 + costs[1] * depth) - 1 for by in (1.0, 1 / spread, spread))
-    return Difference(float(value), float(low), float(high))
+    return Interval(float(value), float(low), float(high))
 
 
 def _cost_of_level(windows: NDArray[np.float64]) -> tuple[float, float]:

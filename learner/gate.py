@@ -16,27 +16,19 @@ from numpy.typing import NDArray
 
 from learner.evaluator import Judged
 from shared.config import GateConfig
-from shared.intervals import student_tail
+from shared.intervals import Interval, student_tail
 
 Pair = tuple[Sequence[Judged], Sequence[Judged]]  # candidate and champion on the same requests, in the same order
 OfSums = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """A difference with its one-sided bounds at the gate's confidence."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Decision:
     promote: bool
     reason: str  # a sentence with the numbers
-    gain: Bounded  # alpha of the candidate minus the champion's
-    speedup: Bounded  # tokens a second of the candidate over the champion's, minus 1: what is decided on
+    # Bounds are one-sided, at the gate's confidence.
+    gain: Interval  # alpha of the candidate minus the champion's
+    speedup: Interval  # tokens a second of the candidate over the champion's, minus 1: what is decided on
     requests: int
     alpha_candidate: float
     alpha_champion: float
@@ -108,13 +100,13 @@ class Gate:
         )
         return np.asarray(draws[:, : len(counts)] @ counts)
 
-    def _bounded(self, of_sums: OfSums, counts: NDArray[np.float64], resampled: NDArray[np.float64]) -> Bounded:
+    def _bounded(self, of_sums: OfSums, counts: NDArray[np.float64], resampled: NDArray[np.float64]) -> Interval:
         value = float(of_sums(counts.sum(0)))
         if len(counts) < 2:
-            return Bounded(value, -1.0, 1.0)
+            return Interval(value, -1.0, 1.0)
         tail = student_tail(self._config.confidence, len(counts))
         low, high = np.quantile(of_sums(resampled), [tail, 1 - tail])
-        return Bounded(value, float(low), float(high))
+        return Interval(value, float(low), float(high))
 
 
 def _counts(

@@ -15,17 +15,11 @@ from numpy.typing import NDArray
 
 from ops.bench_line_up import Comparison
 from ops.bench_run import Result
+from shared.intervals import Interval
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 ALL = "all"  # the domains together
-
-
-@dataclass(frozen=True)
-class Interval:
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.intervals import Interval
+
 RESAMPLES = 2000
 WITHIN = 0.03  # of the drafter that was distilled on all data; and as much may be forgotten
 _WINDOW_SHARE, _LEAST_WINDOW, _MOST_WINDOW = 5, 8, 60
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Interval:
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

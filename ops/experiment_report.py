@@ -12,10 +12,11 @@ from rich.table import Table
 
 from ops.demo_files import about
 from ops.experiment_arms import ARMS, OFFLINE_ALL, ONLINE, STATIC
-from ops.experiment_findings import RESAMPLES, WITHIN, Draws, Floats, Interval, memory, recovery
+from ops.experiment_findings import RESAMPLES, WITHIN, Draws, Floats, memory, recovery
 from ops.experiment_result import ArmResult
 from ops.experiment_settings import ExperimentSettings
 from ops.experiment_traffic import Traffic
+from shared.intervals import Interval
 
 LAST_SHARE = 1 / 3
 _METHOD = (

@@ -1,8 +1,18 @@
-"""One-sided bounds of ratios over few clusters. Pure numbers; what a cluster is, the caller says."""
+"""Estimates with bounds, and bounds of ratios over few clusters. Pure numbers; what a cluster is, the caller says."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import NormalDist
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its bounds; at which confidence, and whether each is one-sided, who computes it says."""
+
+    value: float
+    low: float
+    high: float
 
 
 def student_quantile(confidence: float, clusters: int) -> float:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from learner.evaluator import Judged
-from learner.gate import Bounded, Decision, Gate
+from learner.gate import Decision, Gate
 from shared.config import GateConfig
+from shared.intervals import Interval
 
 CONFIG = GateConfig(resamples=400)
 ATTEMPTS = 400
@@ -110,7 +111,7 @@ def test_a_copy_of_the_champion_is_not_promoted() -> None:
     _, champion = attempt(np.random.default_rng(0), 64, 0.0)
     decision = Gate(CONFIG).decide(champion, champion)
     assert not decision.promote
-    assert decision.gain == decision.speedup == Bounded(0.0, 0.0, 0.0)
+    assert decision.gain == decision.speedup == Interval(0.0, 0.0, 0.0)
 
 
 def test_seeded_requests_and_empty_ones_are_left_out() -> None:
