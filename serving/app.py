@@ -112,7 +112,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._service.drain()
-        await asyncio.to_thread(self._export.stop)
+        await asyncio.to_thread(self._export.ticker.stop)
         if self._replica is not None:
             await asyncio.to_thread(self._replica.stop)
         if self._features is not None:
@@ -146,7 +146,7 @@ class EngineReplica:
                 )
             )
             self._replica = replica
-            self._export.start()
+            self._export.ticker.start()
         except Exception as error:
             log.exception("the replica could not load")
             self._service.fail(str(error))

@@ -7,11 +7,11 @@ for all; which one that is does not matter. Without Redis there is no history, a
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from serving.ticker import Ticker
 from shared.counters import Counters, parse_field
 from shared.errors import ServiceDown
 from shared.store import Store
@@ -57,20 +57,11 @@ def outlived(times: Iterable[int], now: float) -> list[int]:
 
 
 class Historian:
-    """One thread that keeps moments."""
+    """Keeps moments in a thread of its own, from `ticker.start` to `ticker.stop`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        self.ticker = Ticker("history", self._tick, every_s=STEP_S)
 
     def keep(self, now: float) -> None:
         """This step's moment, unless another replica was faster. Raises ServiceDown."""
@@ -79,14 +70,13 @@ class Historian:
             moment = moment_of(Counters.merge(self._store.counters().values()), self._store.statuses(), now)
             self._store.keep_moment(at, moment, drop=outlived(times, now))
 
-    def _run(self) -> None:
-        while not self._stop.wait(STEP_S):
-            try:
-                self.keep(time.time())
-            except ServiceDown as error:
-                log.debug("no moment is kept: %s", error)
-            except Exception:  # whoever wrote what is read there, this thread must outlive them
-                log.exception("no moment is kept")
+    def _tick(self) -> None:
+        try:
+            self.keep(time.time())
+        except ServiceDown as error:
+            log.debug("no moment is kept: %s", error)
+        except Exception:  # whoever wrote what is read there, this thread must outlive them
+            log.exception("no moment is kept")
 
 
 def _sums(counters: Counters) -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ import time
 from serving.drafters.load import BASE_VERSION, DrafterSlot, Swap
 from serving.engine.engine import Engine
 from serving.engine.loop import EngineLoop
+from serving.ticker import Ticker
 from shared.artifact import open_blob, same_target
 from shared.counters import Counters
 from shared.errors import ArtifactError, ServiceDown, Unreadable
@@ -28,24 +29,21 @@ class ChampionWatcher:
     """Keeps one replica's drafter at the champion."""
 
     def __init__(self, store: Store, slot: DrafterSlot, loop: EngineLoop, *, replica: str, poll_s: float) -> None:
-        self._store, self._slot, self._loop, self._replica, self._poll_s = store, slot, loop, replica, poll_s
+        self._store, self._slot, self._loop, self._replica = store, slot, loop, replica
         self.counters = Counters()
         self._pauses = Histogram("swap_pause", PAUSE_BOUNDS, self.counters)
         self._seen: Champion | None = None  # the last pointer that was acted on, served or refused
         self._was_canary = False  # so that there may be something to go back from where there is no champion
         self._unreadable = b""  # the last pointer that made no sense
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hotswap", daemon=True)
+        self._ticker = Ticker("hotswap", self.look, every_s=poll_s)
 
     def start(self) -> None:
         """Look once before returning, so that a restarted replica does not serve an old version, then keep polling."""
         self.look()
-        self._thread.start()
+        self._ticker.start()
 
     def stop(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
+        self._ticker.stop(wait_s=10.0)
 
     def look(self) -> None:
         """One poll."""
@@ -140,7 +138,3 @@ class ChampionWatcher:
         self.counters.add(f"swaps_refused.{reason}")
         serving = self._slot.drafter.version
         log.error("drafter %s is refused (%s): %s; %s goes on", champion.version, reason, message, serving)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._poll_s):
-            self.look()

@@ -7,7 +7,6 @@ how many values each bucket holds, so its `_sum` is an estimate from the buckets
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from serving.ticker import Ticker
 from shared.meters import Meters, Record
 from shared.metrics import Buckets, Metric, Sample
 
@@ -66,29 +66,17 @@ def _cumulative(metric: Metric, buckets: Buckets) -> list[tuple[str, float]]:
 
 
 class RayExport:
-    """Shows a replica's samples to Ray, in a thread of its own, which must be one of a Serve replica."""
+    """Shows a replica's samples to Ray, in a thread of its own, which must be one of a Serve replica: `ticker`."""
 
     def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
         self._read, self._meters = read, Meters(_serve_instrument)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self.ticker = Ticker("metrics", self._show, every_s=EVERY_S, at_once=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self._meters.show(self._read())
-            except Exception:  # whatever it is, serving does not depend on it
-                log.exception("metrics were not shown to Ray")
-            if self._stop.wait(EVERY_S):
-                return
+    def _show(self) -> None:
+        try:
+            self._meters.show(self._read())
+        except Exception:  # whatever it is, serving does not depend on it
+            log.exception("metrics were not shown to Ray")
 
 
 def _serve_instrument(metric: Metric) -> Record:

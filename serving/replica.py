@@ -67,12 +67,12 @@ class Replica:
         if self.watcher is not None:
             self.watcher.start()
         if self.historian is not None:
-            self.historian.start()
+            self.historian.ticker.start()
 
     def stop(self) -> None:
         """End all threads; what still runs ends as cancelled."""
         if self.historian is not None:
-            self.historian.stop()
+            self.historian.ticker.stop()
         if self.watcher is not None:
             self.watcher.stop()
         self.loop.stop()
