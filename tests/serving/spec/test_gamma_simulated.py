@@ -1,4 +1,4 @@
-"""The gamma controller over many rounds of made-up requests: against the closed form, the best fixed choice, and plain."""
+"""The gamma controller over many rounds: against the closed form, the best fixed choice, and plain decoding."""
 
 from __future__ import annotations
 
